@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -14,11 +15,12 @@ from typing import Any
 import _harness
 import numpy as np
 
-from lengthwise import Deployment, EngineLimits, Status, Workload, deploy, simulate
+from lengthwise import Deployment, EngineLimits, Status, Workload, catalog, deploy, simulate
 from lengthwise.measure import write_records
 from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
 from lengthwise.schema.specs import GpuSpec
 
@@ -182,12 +184,11 @@ class Turn:
         return run
 
 
-def in_turns(turns: Sequence[Turn], repeats: int, say: Callable[[str], None]) -> list[Run]:
+def in_turns(turns: Sequence[Turn], repeats: int, say: Callable[[str], None]) -> None:
     """Measure every load of every setting ``repeats`` times: repeats outermost, settings innermost.
 
     A machine that changes its speed changes it for all of them alike.
     """
-    runs = []
     for turn in turns:
         turn.warm()
     for repeat, load, turn in itertools.product(range(repeats), LOADS, turns):
@@ -198,8 +199,6 @@ def in_turns(turns: Sequence[Turn], repeats: int, say: Callable[[str], None]) ->
             continue
         found = ", ".join(f"{name} {1000 * s:.1f} ms" for name, s in quantiles(run.measured.records).items())
         say(f"{run.name}: {len(run.measured.workload)} requests, {found}")
-        runs.append(run)
-    return runs
 
 
 def quantiles(records: Records) -> dict[str, float]:
@@ -267,7 +266,12 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     return found
 
 
-def as_device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: float, source: str) -> GpuSpec:
+def iterations_of(folder: Path, run: str) -> Path:
+    """Return the path of the engine's log of a run."""
+    return folder / f"{run}.iterations.log"
+
+
+def _device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: float, source: str) -> GpuSpec:
     """Return a device without a data sheet."""
     price = {"price_per_hour_usd": 0.1, "price_source": "none: a local device"}
     return GpuSpec(name, flops, memory_bytes, bandwidth, tdp_w=10.0, idle_w=1.0, source=source, **price)
@@ -288,16 +292,41 @@ def this_thread() -> GpuSpec:
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     flops, bandwidth = _harness.fresh_process(code, **one)
     source = "measured with NumPy: a product of 1024 x 1024, a copy of 256 MiB"
-    return as_device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source)
+    return _device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source)
 
 
-def machine_of(gpu: GpuSpec) -> dict[str, Any]:
-    """Return the facts of the machine and the peaks of one thread."""
-    return {
-        **_harness.machine(),
-        "float32_gflops_one_thread": round(gpu.peak_flops["float32"] / 1e9, 1),
-        "copy_gb_per_s_one_thread": round(gpu.bandwidth_bytes_per_s / 1e9, 1),
-    }
+def device_of(device: str, dtype: str) -> GpuSpec:
+    """Return one thread of this processor, or the GPU: the catalog's, else one of the peaks that torch reaches."""
+    if device == "cpu":
+        return this_thread()
+    import torch
+
+    name = torch.cuda.get_device_name()
+    with contextlib.suppress(UnknownNameError):
+        return catalog.gpu(name)
+    a = torch.ones(8192, 8192, dtype=getattr(torch, dtype), device=device)
+    b = torch.ones(2**29, dtype=torch.float32, device=device)
+    c = torch.empty_like(b)
+
+    def best_s(work: Callable[[], Any]) -> float:
+        seconds = []
+        for _ in range(7):
+            start = time.perf_counter()
+            work()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    flops, bandwidth = {dtype: 2 * 8192**3 / best_s(lambda: a @ a)}, 2 * b.nbytes / best_s(lambda: c.copy_(b))
+    source = "measured with torch: a product of 8192 x 8192, a copy of 2 GiB"
+    return _device(name, flops, memory_bytes, bandwidth, source)
+
+
+def machine_of(gpu: GpuSpec, dtype: str) -> dict[str, Any]:
+    """Return the facts of the machine and the peaks of the device."""
+    peaks = {f"{dtype}_gflops": gpu.peak_flops.get(dtype, math.nan), "copy_gb_per_s": gpu.bandwidth_bytes_per_s}
+    return {**_harness.machine(), "device": gpu.name} | {name: round(peak / 1e9, 1) for name, peak in peaks.items()}
 
 
 def facts_of(deployment: Deployment) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import _circle
 import numpy as np
 from _circle import METRICS, Run, quantiles, simulated, spread
-from _intervals import exact_interval, of_repeats, of_run
+from _intervals import Interval, exact_interval, of_repeats, of_run, sides
 
 from lengthwise import Deployment, Status
 from lengthwise.cost.model_error import perturbed_deployments
@@ -47,25 +47,25 @@ def rows(
             both = (finished_seconds(of, column) for of in (run.measured.records, answers[run.name]))
             draws.setdefault(f"{run.setting}-{run.load}", []).append(of_run(*both, q, seed))
         ends = of_repeats(draws, value)
-        signed = {load: {kind: round(of[load], 4) for kind, of in loads.items()} for load in loads["calibrated"]}
+        details: dict[str, Any] = {
+            "median_of": {kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()},
+            "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held_out), 4),
+            "signed_by_load": {
+                load: {kind: round(of[load], 4) for kind, of in loads.items()} for load in loads["calibrated"]
+            },
+            "signed_by_run": {run.name: {kind: round(of[run.name], 4) for kind, of in each.items()} for run in runs},
+        }
+        for load, of in details["signed_by_load"].items():
+            of["repeats_spread"] = round(floor[load][metric], 4)
+        for run in runs:
+            details["signed_by_run"][run.name]["measured_s"] = round(quantiles(run.measured.records)[metric], 5)
         found[f"{prefix}.{metric}_error"] = {
             "value": round(value, 4),
             "unit": "relative",
             "target": target,
             "better": "lower",
             "ci": ends and [round(end, 4) for end in ends],
-            "details": {
-                "median_of": {kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()},
-                "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held_out), 4),
-                "signed_by_load": {
-                    load: of | {"repeats_spread": round(floor[load][metric], 4)} for load, of in signed.items()
-                },
-                "signed_by_run": {
-                    run.name: {kind: round(of[run.name], 4) for kind, of in each.items()}
-                    | {"measured_s": round(quantiles(run.measured.records)[metric], 5)}
-                    for run in runs
-                },
-            },
+            "details": details,
         }
     return found
 
@@ -103,21 +103,6 @@ def calibration_row(
     return {"value": round(duration_s, 2), "unit": "s", "details": details}
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A measured number in seconds, its prediction, and both ends of the interval."""
-
-    measured_s: float
-    said_s: float
-    low_s: float
-    high_s: float
-
-    @property
-    def holds(self) -> bool:
-        """Return whether the measured number lies within."""
-        return self.low_s <= self.measured_s <= self.high_s
-
-
 Intervals = Mapping[str, Mapping[str, Interval]]
 """By run or load, then by metric."""
 
@@ -132,33 +117,20 @@ def coverage_row(
     ``priced``: deployments with the calibrated tables, by setting.
     """
     unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
-
     loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
-    every = [one for by_metric in loads.values() for one in by_metric.values()]
-    hits = sum(one.holds for one in every)
+    found = counted(loads)
+    details = {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
+    details["ends_apart"] = {
+        load: round(statistics.median(one.high_s / one.low_s for one in of.values()), 2) for load, of in loads.items()
+    }
+    details["each"] = {load: {name: one.rounded() for name, one in of.items()} for load, of in loads.items()}
     return {
-        "value": round(hits / len(every), 4),
+        "value": round(found["satisfied"] / found["n"], 4),
         "unit": "share",
         "target": LEVEL,
         "better": "higher",
-        "ci": [round(end, 4) for end in exact_interval(hits, len(every))],
-        "details": {
-            **counted(loads),
-            "of_loads": len(loads),
-            "level": LEVEL,
-            "draws": DRAWS,
-            "ends_apart": {
-                load: round(statistics.median(one.high_s / one.low_s for one in of.values()), 2)
-                for load, of in loads.items()
-            },
-            "each": {
-                load: {
-                    metric: [float(f"{s:.4g}") for s in (one.measured_s, one.said_s, one.low_s, one.high_s)]
-                    for metric, one in of.items()
-                }
-                for load, of in loads.items()
-            },
-        },
+        "ci": [round(end, 4) for end in exact_interval(found["satisfied"], found["n"])],
+        "details": found | details,
     }
 
 
@@ -169,17 +141,14 @@ def medians(intervals: Intervals) -> dict[str, dict[str, Interval]]:
         repeats.setdefault(name.rpartition("-")[0], []).append(of)
 
     def middle(some: Sequence[Interval]) -> Interval:
-        columns = zip(*((one.measured_s, one.said_s, one.low_s, one.high_s) for one in some), strict=True)
-        return Interval(*map(statistics.median, columns))
+        return Interval(*map(statistics.median, zip(*some, strict=True)))
 
     return {load: {m: middle([one[m] for one in each]) for m in COUNTED} for load, each in repeats.items()}
 
 
 def counted(intervals: Intervals) -> dict[str, int]:
     """Return the number of intervals, of those that contain the measured number, and of misses on each side."""
-    every = [one for of in intervals.values() for one in of.values()]
-    below, above = sum(o.measured_s < o.low_s for o in every), sum(o.measured_s > o.high_s for o in every)
-    return {"n": len(every), "satisfied": len(every) - below - above, "below": below, "above": above}
+    return sides([one for of in intervals.values() for one in of.values()])
 
 
 def intervals_of(

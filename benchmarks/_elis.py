@@ -7,8 +7,8 @@ never for training), outputs those of the same model or its nearest relative the
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -75,42 +75,27 @@ class Text:
 @lru_cache(maxsize=16)
 def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
     """Return the sampled prompts of one model, the same for every shuffle; for tuning others than are evaluated."""
-    prompts, answers = _instructions(shared), _answers(shared, outputs)
-    rows = _evaluated(answers)
-    if tuning:
-        taken = {r["idx"] for _, name in MODELS.values() for r in _evaluated(_answers(shared, name))}
-        left = [r for r in answers if r["idx"] not in taken]
-        rows = [left[i] for i in np.random.default_rng(1).choice(len(left), PROMPTS, replace=False)]
-    found = ((prompts[r["idx"]], r) for r in rows)
     tokens = "n_tok_tekken131k"
+
+    def answers(name: str) -> list[dict[str, Any]]:
+        rows = _texts.lines(shared / FOLDER / "outputs" / f"{name}.jsonl.gz")
+        return [row for row in rows if row[tokens] > 0]
+
+    def sampled(rows: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+        return [rows[i] for i in np.random.default_rng(seed).choice(len(rows), PROMPTS, replace=False)]
+
+    prompts = {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
+    rows = sampled(answers(outputs), 0)
+    if tuning:
+        taken = {row["idx"] for _, name in MODELS.values() for row in sampled(answers(name), 0)}
+        rows = sampled([row for row in answers(outputs) if row["idx"] not in taken], 1)
+    found = ((prompts[r["idx"]], r) for r in rows)
     return [Text(asked["instruction"], asked[tokens], r["output"], r[tokens]) for asked, r in found]
-
-
-def _evaluated(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [answers[i] for i in np.random.default_rng(0).choice(len(answers), PROMPTS, replace=False)]
-
-
-@lru_cache(maxsize=1)
-def _instructions(shared: Path) -> dict[Any, dict[str, Any]]:
-    return {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
-
-
-@lru_cache(maxsize=8)
-def _answers(shared: Path, outputs: str) -> list[dict[str, Any]]:
-    rows = _texts.lines(shared / FOLDER / "outputs" / f"{outputs}.jsonl.gz")
-    return [row for row in rows if row["n_tok_tekken131k"] > 0]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One model's part of the laboratory.
-
-    Attributes:
-        shared: The folder of recorded data.
-        model: By the paper's name.
-        predictors: By name, with arguments of ``predict.attach``.
-        tuning: Other prompts and shuffles than those that are evaluated.
-    """
+    """One model's part of the laboratory, by the paper's name; ``predictors`` have arguments of ``predict.attach``."""
 
     shared: Path
     model: str
@@ -126,16 +111,12 @@ class Bench:
         known = texts(self.shared, outputs, tuning=self.tuning)
         order = [known[i] for i in rng.permutation(len(known))]
         prompt, output = (
-            np.array([getattr(text, of) for text in order], np.int64) for of in ("prompt_tokens", "output_tokens")
+            np.array([getattr(t, f"{of}_tokens") for t in order], np.int64) for of in ("prompt", "output")
         )
         columns = {of: np.array([getattr(text, of) for text in order], object) for of in ("prompt", "output")}
-        made = Workload(
-            workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng),
-            prompt,
-            np.minimum(output, max_tokens - prompt),
-            extra=columns | {"model": np.array([outputs] * len(order), object)},
-            name=outputs,
-        )
+        columns["model"] = np.array([outputs] * len(order), object)
+        gaps_s = workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng)
+        made = Workload(gaps_s, prompt, np.minimum(output, max_tokens - prompt), extra=columns, name=outputs)
         if not predictor:
             return made
         which, options = self.predictors[predictor]
@@ -143,12 +124,8 @@ class Bench:
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
         """Return the model on one GPU."""
-        return replace(_deployed(MODELS[self.model][0], batch), scheduler=scheduler)
-
-
-@lru_cache(maxsize=32)
-def _deployed(model: str, batch: int) -> Deployment:
-    return engine.deploy(model, GPU, limits=EngineLimits(max_num_seqs=batch))
+        limits = EngineLimits(max_num_seqs=batch)
+        return engine.deploy(MODELS[self.model][0], GPU, limits=limits, scheduler=scheduler)
 
 
 def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -167,8 +144,6 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
     for r2 in R2S:  # of the logarithm; the truth times a log-normal factor, predicted once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
         made[f"oracle, R2 {r2:g}"] = (error, {"statistic": "median", "update_predictions": False})
-    if path := os.environ.get("LENGTHWISE_ENCODER_PREDICTOR"):
-        made["encoder"] = (predict.load(Path(path)), {"statistic": "median"})
     return made
 
 
@@ -218,15 +193,10 @@ def over_cells(of: Tables, policy_name: str, predictor: str) -> dict[str, float]
     }
 
 
-def by_model(of: Tables, policy_name: str, predictor: str) -> dict[str, float]:
-    """Return the share of the gap closed by model, and the half-width of the 95 % interval of its mean."""
-    made = {model: over_cells({model: table}, policy_name, predictor)["gap_closed"] for model, table in of.items()}
-    return made | {"half_width": float(f"{t_half_width(list(made.values()), 0.95):.2g}")}
-
-
 def frontier(of: Tables, predictor: str) -> list[dict[str, Any]]:
-    """Return gap closed and tail as the bound on waiting, or ageing, varies."""
-    names = dict.fromkeys(c.policy for t in of.values() for c in t.cells if c.policy.startswith("ours"))
+    """Return gap closed and tail by policy: bounds on waiting, ageing, and others."""
+    cells = (c for t in of.values() for c in t.cells if c.predictor == predictor and c.policy != "oracle")
+    names = dict.fromkeys(c.policy for c in cells)
     return [{"policy": name, **over_cells(of, name, predictor)} for name in names]
 
 
@@ -254,8 +224,10 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
     def headline(policy_name: str) -> dict[str, Any]:
         found = of(policy_name, HEADLINE)
-        about = {"predictor": HEADLINE, "trained_on": blend_description()}
-        return found | {"value": found["gap_closed"], "by_model": by_model(evaluated, policy_name, HEADLINE)} | about
+        shares = {m: over_cells({m: t}, policy_name, HEADLINE)["gap_closed"] for m, t in evaluated.items()}
+        shares["half_width"] = float(f"{t_half_width(list(shares.values()), 0.95):.2g}")
+        about = {"predictor": HEADLINE, "trained_on": blend_description(), "by_model": shares}
+        return found | {"value": found["gap_closed"]} | about
 
     by_predictor = {
         name: {
@@ -267,8 +239,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         }
         for name in names
     }
-    own = [name for name in names if name.startswith(("default", HEADLINE))]
-    statistics = {f"{p}, {name}": over_cells(evaluated, p, name) for p in (RETAINED, SEATS, *OTHERS) for name in own}
     near_oracle = headline(best["p99_over_oracle"])
     return {
         "elis.gap_closed": near_oracle,
@@ -276,7 +246,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "elis.gap_closed_at_p99_115": headline(best["p99_over_fcfs"]),
         "elis.by_predictor": by_predictor,
         "elis.frontier": {name: frontier(evaluated, name) for name in names},
-        "elis.statistics": statistics,
         "elis.table5": table5(evaluated, near_oracle["policy"], HEADLINE),
         "elis.figure6": figure6(evaluated),
         "elis.paper": {"gap_closed": float(f"{np.mean([(f - i) / (f - s) for f, i, s in PAPER]):.3g}")},
@@ -285,31 +254,26 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
 def table5(evaluated: Tables, own: str, predictor: str) -> dict[str, Any]:
     """Return mean JCT in seconds at batch 4: FCFS, ELIS' ISRTF, ours, SJF with known lengths."""
-    policies = {
-        "FCFS": ("fcfs", ""),
-        "ISRTF": ("ELIS ISRTF", predictor),
-        "own": (own, predictor),
-        "SJF": ("oracle", "oracle"),
-    }
+    policies = {"FCFS": ("fcfs", ""), "ISRTF": ("ELIS ISRTF", predictor), "own": (own, predictor)}
+    policies["SJF"] = ("oracle", "oracle")
     made: dict[str, Any] = {}
-    for model, table in evaluated.items():
-        for load in LOADS:
-            cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
-            made[f"{model} {load:g}x"] = {name: cells[key] for name, key in policies.items()}
+    for (model, table), load in itertools.product(evaluated.items(), LOADS):
+        cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
+        made[f"{model} {load:g}x"] = {name: cells[key] for name, key in policies.items()}
     return made
 
 
 def figure6(evaluated: Tables) -> dict[str, float]:
     """Return by batch size and load the reduction of mean JCT from FCFS to ELIS' ISRTF, over models, in percent."""
     made = {}
-    for batch in BATCHES:
-        for load in LOADS:
-            cells = [c for t in evaluated.values() for c in t.at(batch, load)]
-            mine = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
-            made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(mine)):.3g}")
+    for batch, load in itertools.product(BATCHES, LOADS):
+        cells = [c for t in evaluated.values() for c in t.at(batch, load)]
+        mine = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
+        made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(mine)):.3g}")
     return made
 
 
+# The blend: predictors that learn from different sets err differently
 Floats = npt.NDArray[np.float64]
 LAYERS, HEAD_TOKENS, TAIL_TOKENS = 5, 80, 40
 DECAY = 2000.0
@@ -346,9 +310,7 @@ class Sentences:
 class Blend:
     """The mean of predictions, each in units of its own spread; the distribution is that of the lexical ones.
 
-    Args:
-        lexical: Fitted predictors that read output so far as well.
-        sentences: Fitted ones that read the prompt alone.
+    ``lexical``: fitted predictors that read output so far as well; ``sentences``: fitted ones of the prompt alone.
     """
 
     def __init__(self, lexical: list[Any], sentences: list[Sentences]) -> None:
@@ -383,11 +345,18 @@ def _encoder() -> SentenceEncoder:
     return SentenceEncoder(layers=LAYERS, remembered=4096)
 
 
-def _columns(texts: list[str]) -> Floats:
-    """Return [n, columns] of prompts; each text is read once."""
-    own, at = np.unique(texts, return_inverse=True)
+def _columns(prompts: list[str]) -> Floats:
+    """Return [n, columns] of prompts; each is read once."""
+    own, at = np.unique(prompts, return_inverse=True)
     read = [str(text) for text in own]
     return np.hstack([prompt_features(read)[0], _encoder().embed(read, HEAD_TOKENS, TAIL_TOKENS)])[at]
+
+
+def _has_encoder() -> bool:
+    try:
+        return bool(encoder_folder())
+    except InputError:
+        return False
 
 
 @cache
@@ -395,20 +364,9 @@ def trained_blend(text: Path) -> Blend:
     """Return the blend of ELIS' evaluation, trained without AlpacaEval; without an encoder the lexical ones alone."""
     known = _texts.alpaca_eval(text).prompts.text
     lexical = [predict.default(), Lexical().fit(_texts.wide(text))]
-    sets = []
-    if _has_encoder():
-        sets = [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
-    sentences = [Sentences().fit(_texts.without(samples, known)) for samples in sets]
+    sets = [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
+    sentences = [Sentences().fit(_texts.without(samples, known)) for samples in sets if _has_encoder()]
     return Blend(lexical, sentences).fit(_texts.without(_texts.arena_hard(text), known))
-
-
-def _has_encoder() -> bool:
-    """Return whether a sentence encoder is installed."""
-    try:
-        encoder_folder()
-    except InputError:
-        return False
-    return True
 
 
 def blend_description() -> str:

@@ -97,9 +97,9 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
     _vllm.require()
     plan = QUICK if quick else FULL
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        out = Path(folder) / "out"
-        out.mkdir()
-        circle = _live.Circle(out, Path(folder), plan.live)
+        model = _vllm.make_model(Path(folder) / plan.live.size, plan.live.size)
+        config = json.loads((model / "config.json").read_text())
+        circle = _live.Circle(Path(folder) / "out", Path(folder), plan.live, config)
         d = circle.deployment(SETTING)
         stock, group = stack.enter_context(_engine(circle, d, "stock"))
         tables, notes = _calibrated(circle, d, stock, group)
@@ -177,8 +177,8 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
     notes: dict[str, Any] = {}
     where = (url, circle.model.name, circle.work / "vllm-stock.log", group, notes, circle.out)
     watched = _vllm.Watched(*where, scrape=True, deployment=_circle.facts_of(d))
-    runs = _circle.in_turns([circle.turn(SETTING, watched.bench, watched.named)], circle.plan.repeats, circle.say)
-    split = circle.split(runs, SETTING)
+    _circle.in_turns([circle.turn(SETTING, watched.bench, watched.named)], circle.plan.repeats, circle.say)
+    split = circle.split(circle.runs, SETTING)
     found = split.calibrated()
     circle.say(f"calibrated on {len(split.learnt)} runs: {'; '.join(found.notes)}")
     errors = _circle.errors(d, found.tables, split.held_out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
@@ -13,9 +12,11 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from _harness import json_lines
 
 CAMPAIGN = Path(__file__).with_name("gpu_campaign.py")
 RESULTS = Path(__file__).parent / "results" / "gpu"
@@ -83,17 +84,22 @@ SMALL = Plan(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
 class Clock:
     """A budget of seconds; the last part of it is for calibration and simulation."""
 
-    def __init__(self, budget_s: float) -> None:
-        self.budget_s, self.start = budget_s, time.monotonic()
-        self.end_s = min(60.0, 0.2 * budget_s)
+    budget_s: float
+    start_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def end_s(self) -> float:
+        """Return the seconds of the last part."""
+        return min(60.0, 0.2 * self.budget_s)
 
     @property
     def elapsed_s(self) -> float:
         """Return the seconds since the start."""
-        return time.monotonic() - self.start
+        return time.monotonic() - self.start_s
 
     def left_s(self) -> float:
         """Return the seconds until the budget is used up; never below 0."""
@@ -125,48 +131,38 @@ class UnfitError(Exception):
 
 
 def cuda() -> Any:
-    """Return torch, which finds a GPU; raise UnfitError: there is no torch, or no GPU."""
+    """Return torch, which finds a GPU; raise UnfitError without a torch or a GPU."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: its libraries are not here
         raise UnfitError(f"the campaign needs torch, which does not import in {sys.executable}: {error}") from error
     if not torch.cuda.is_available():
-        raise UnfitError(
-            "no CUDA GPU: the campaign needs one that torch can use, and torch finds none. Run it on a machine "
-            "with one, or try the script with --device cpu --tiny"
-        )
+        raise UnfitError("no CUDA GPU that torch finds; without one: --device cpu --tiny")
     return torch
 
 
 def chosen(args: argparse.Namespace) -> Plan:
-    """Return the largest plan that this machine can do.
-
-    Raises:
-        UnfitError: The machine lacks something, a GPU before anything else.
-    """
+    """Return the largest plan that this machine can do; raise UnfitError for what it lacks, first of all a GPU."""
     torch = cuda() if args.device != "cpu" else None
-    own = args.engine_python == sys.executable
-    lacks = [name for name in (*NEEDED, *(["transformers"] if own else [])) if importlib.util.find_spec(name) is None]
+    own = ["transformers"] if args.engine_python == sys.executable else []
+    lacks = [name for name in (*NEEDED, *own) if importlib.util.find_spec(name) is None]
     if lacks:
-        raise UnfitError(
-            f"the campaign needs {', '.join(lacks)} in {sys.executable}: pip install {' '.join(lacks)}"
-            + (", or name an environment with torch and transformers: --engine-python" if own else "")
-        )
+        other = "; or an environment with torch and transformers: --engine-python" if own else ""
+        words = f"needs {', '.join(lacks)} in {sys.executable}: pip install {' '.join(lacks)}"
+        raise UnfitError(f"the campaign {words}{other}")
     if torch is None:
         return SMALL if args.tiny else BIG
     try:
-        free = float(torch.cuda.mem_get_info()[0])
+        free_bytes = float(torch.cuda.mem_get_info()[0])
     except RuntimeError as error:
         raise UnfitError(f"the GPU does not respond: {str(error).splitlines()[0]}; look at nvidia-smi") from error
     plans = [replace(SMALL, dtype="bfloat16")] if args.tiny else [BIG, MIDDLE]
-    plan = fitting(plans, free)
-    if plan is None:
-        raise UnfitError(
-            f"{free / 1e9:.1f} GB of the GPU are free, {plans[-1].name} needs {plans[-1].needs_bytes / 1e9:.0f}: "
-            "end other processes on it (nvidia-smi), or try --tiny"
-        )
+    free = f"{free_bytes / 1e9:.1f} GB of the GPU are free"
+    if (plan := fitting(plans, free_bytes)) is None:
+        needs = f"{plans[-1].name} needs {plans[-1].needs_bytes / 1e9:.0f}"
+        raise UnfitError(f"{free}, {needs}: end other processes on it (nvidia-smi), or try --tiny")
     if plan is not plans[0]:
-        print(f"{free / 1e9:.1f} GB are free, too few for {plans[0].name}: {plan.name}", file=sys.stderr)
+        print(f"{free}, too few for {plans[0].name}: {plan.name}", file=sys.stderr)
     return plan
 
 
@@ -185,5 +181,4 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
         if not file.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise FileNotFoundError(f"the campaign ended without rows ({done.returncode}): {last}")
-        rows = map(json.loads, file.read_text("utf-8").splitlines())
-        return {row.pop("name"): {k: v for k, v in row.items() if v is not None} for row in rows}
+        return {row.pop("name"): {k: v for k, v in row.items() if v is not None} for row in json_lines(file)}

@@ -23,8 +23,7 @@ SCHEDULERS = ("srtf", "isrtf", "gittins", "elis", "hrrn")
 def figures(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return simulated requests per second of each scheduler over those of first come, first served, paired.
 
-    Without a bound on waiting: in overload every overdue request has the complete queue ranked again, and ``hrrn``
-    has it at every step, so that their cost grows with the queue. Overload is a row of its own.
+    Without a bound on waiting, the cost of an overload grows with the queue: it is a row of its own.
     """
     requests = _predicted(preset("chat-1m").generate(10_000 if quick else 50_000, Poisson(1.0), seed=0))
     fcfs, found = _deployment("vllm_v1"), {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _circle import iterations_of
 from _harness import group_use
 
 from lengthwise import Deployment, Workload
@@ -109,8 +110,3 @@ class Watched:
             path.unlink()
         total_s = round(float(steps.seconds.sum()), 3)
         self.notes[name] = self.last | {"iterations": len(steps), "iterations_s": total_s}
-
-
-def iterations_of(folder: Path, run: str) -> Path:
-    """Return the path of the engine's log of a run."""
-    return folder / f"{run}.iterations.log"

@@ -4,16 +4,14 @@
     python benchmarks/gpu_campaign.py --device cpu --tiny              the same code without a GPU, two minutes
 
 It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
-in another: --engine-python), lengthwise installed or this checkout, no network and no downloads. An image for GPUs may
-lack polars, which writes profile and records, and platformdirs, which locates the cache of compiled code. On a machine
-without network install wheels of both that were fetched elsewhere, for the image's Python:
+in another: --engine-python), lengthwise installed or this checkout, and no network. A GPU image that lacks polars and
+platformdirs gets wheels that were fetched elsewhere for its Python:
 
-    pip download --only-binary=:all: --dest wheels polars platformdirs      (polars brings polars-runtime-32)
+    pip download --only-binary=:all: --dest wheels polars platformdirs
     pip install --no-index --find-links wheels polars platformdirs          (or --target FOLDER, on PYTHONPATH)
 
-The engine is transformers' continuous batching. Measurements are written as they come: points of the profile, the
-profile (Parquet), each run's records, progress.json, and at last rows.json. Repeats that the budget has no time for
-are left out. A GPU with less memory gets a Llama of one billion.
+The engine is transformers' continuous batching. Every file is written as soon as possible; repeats that the budget has
+no time for are left out. A GPU with less memory gets a Llama of one billion.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import sys
 import threading
 from pathlib import Path
 
-from _gpu import RESULTS, Clock, UnfitError, as_installed, chosen
+from _gpu import RESULTS, Clock, Plan, UnfitError, as_installed, chosen
 
 HERE = Path(__file__).resolve().parent
 GRACE_S = 5.0
@@ -51,9 +49,30 @@ def main() -> int:
     except UnfitError as error:
         print(error, file=sys.stderr)
         return 2
-    from _circle_gpu import Campaign  # imports what ``chosen`` looks for
+    return campaign(args.out.resolve(), args.device, plan, args.engine_python, clock)
 
-    return Campaign(args.out.resolve(), args.device, plan, args.engine_python, clock).run()
+
+def campaign(out: Path, device: str, plan: Plan, python: str, clock: Clock) -> int:
+    """Run the campaign; return the exit status."""
+    from _circle import Lengths, Setting  # imports what ``chosen`` looks for
+    from _live import Circle
+    from _live import Plan as Sizes
+
+    from lengthwise.schema.errors import LengthwiseError
+
+    setting, lengths = Setting("fifo", plan.seqs, plan.step_tokens), Lengths(plan.prompt, plan.output)
+    names = ("dtype", "max_model_len", "blocks", "profile_s", "static_s", "seconds", "repeats")
+    same = {name: getattr(plan, name) for name in names}
+    sizes = Sizes(plan.name, (), setting, lengths=lengths, least=16, left_s=clock.to_measure_s, **same)
+    try:
+        circle = Circle(out, out, sizes, plan.config, device=device, python=python)
+        rows = circle.transformers(f"fidelity.gpu.{plan.name}")
+    except LengthwiseError as error:
+        print(f"ended: {error}", file=sys.stderr)
+        return 1
+    if rows:
+        circle.write(rows)
+    return 0 if rows else 1
 
 
 def end_at(seconds: float) -> None:

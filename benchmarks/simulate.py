@@ -1,4 +1,4 @@
-"""How fast the engine simulates, how much memory it takes, and how both grow.
+"""How fast the engine simulates.
 
 The workload is Chat-1M on Llama-2-70B, TP 4 on A100s, a unified budget of 512 tokens, at about 85 % of the load at
 which the queue grows without end. Compilation does not count (cold.compile_s is in start.py). Figures are per CPU
@@ -7,12 +7,11 @@ second of one thread.
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import replace
 
 import numpy as np
-from _harness import Row, cpu_seconds, fresh_process, machine, parser, show
+from _harness import Row, cpu_seconds, machine, parser, show
 
 from lengthwise import EngineLimits, Poisson, deploy, policy, preset, simulate
 from lengthwise.schema.deployment import Deployment
@@ -61,35 +60,6 @@ def speed(name: str, deployment: Deployment, requests: int, repeats: int, target
     return Row(name, requests / median_s, "1/s", target, "higher", spread, details)
 
 
-GROWTH = """
-import json, resource, time
-import sys; sys.path.insert(0, "benchmarks")
-from simulate import LIMITS, chat, check
-from lengthwise import deploy, simulate
-deployment = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
-simulate(chat(100, 1.0), deployment, keep_steps=0)
-workload = chat({requests}, {rate})
-start = time.process_time()
-records = simulate(workload, deployment, keep_steps=0)
-seconds = time.process_time() - start
-check(records, workload)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-print(json.dumps({{"seconds": seconds, "peak_gib": peak}}))
-"""
-
-
-def growth(rate_rps: float, sizes: list[int]) -> list[Row]:
-    """Measure seconds and memory against the number of requests, each in a process of its own."""
-    points = [{"requests": n, **fresh_process(GROWTH.format(requests=n, rate=rate_rps))} for n in sizes]
-    x, y = ([math.log(point[name]) for point in points] for name in ("requests", "seconds"))
-    details = {"points": points, "machine": machine()}
-    rss_name = f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}"
-    return [
-        Row("simulate.growth_exponent", float(np.polyfit(x, y, 1)[0]), "", 1.1, "lower", None, details),
-        Row(rss_name, points[-1]["peak_gib"], "GiB", 4.0, "lower"),
-    ]
-
-
 def main() -> None:
     """Measure and print all figures."""
     args = parser(__doc__).parse_args()
@@ -105,8 +75,7 @@ def main() -> None:
         speed("simulate.routed64.requests_per_s", many, requests, repeats, 100_000),
         speed("simulate.user_rank.requests_per_s", own, requests, repeats, 100_000),
     ]
-    sizes = [10_000, 100_000, 1_000_000] + [10_000_000] * (not args.quick)
-    show([*rows, *growth(rows[0].details["rate_rps"], sizes)], as_json=args.json)
+    show(rows, as_json=args.json)
 
 
 if __name__ == "__main__":
