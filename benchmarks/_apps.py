@@ -5,8 +5,6 @@ plans and runs three small models on this machine's CPU by the CLI: each questio
 until it happens to generate a letter. What is saved in LENGTHWISE_APPS_LIVE (a folder) is not measured again.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json
@@ -21,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +63,7 @@ class Lengths:
         at = betaincinv(share * self.spread, (1 - share) * self.spread, np.asarray(level, np.float64))
         return np.rint(self.low + (self.high - self.low) * at)
 
-    def times(self, factor: float) -> Lengths:
+    def times(self, factor: float) -> Self:
         """Return the same ends with another mean."""
         return replace(self, mean=min(self.mean * factor, 0.9 * self.high))
 
@@ -488,10 +486,9 @@ BUSY_LOAD = 3.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """The folder of a measurement, and how many questions it runs."""
+    """The folder of a measurement."""
 
     folder: Path
-    rows: int
 
     def app(self, rows: str, cores: int, *, known: bool = False) -> Path:
         """Write the application's file over some rows: an example's, with longer answers and absolute paths."""
@@ -559,7 +556,6 @@ class Measurement:
             "measured_s": [seconds for seconds, _ in quiet],
             "errors": [error for _, error in quiet],
             "busy": [pair for pair in pairs if pair not in quiet],
-            "loads": [run["load"] for run in runs],
         }
 
 
@@ -571,7 +567,7 @@ def live(_: Path, quick: bool) -> dict[str, Any]:
     lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
     questions = [json.loads(line)["question"] for line in lines]
     with tempfile.TemporaryDirectory() as scratch:
-        place = Measurement(Path(SAVED or scratch).resolve(), rows)
+        place = Measurement(Path(SAVED or scratch).resolve())
         place.folder.mkdir(parents=True, exist_ok=True)
         place.write_rows("run", questions[:rows])
         place.write_rows("sample", questions[-sample:])

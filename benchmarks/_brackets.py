@@ -9,8 +9,6 @@ one half of the pairs, and the headline of TTFT is of the other half. That the f
 points in view.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import Counter

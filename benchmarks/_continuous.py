@@ -5,8 +5,6 @@ batch, so that a prompt beside many decodes pays for all of their tokens: a cali
 cost tables), a profile of operators, which measures sequences alone, does not contain it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

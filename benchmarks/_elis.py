@@ -5,8 +5,6 @@ arrivals of shape 0.73, 200 prompts in three shuffles. Prompts are AlpacaEval's 
 never for training), outputs those of the same model or its nearest relative there (``MODELS``). Which policy is
 "own" is chosen on 200 other prompts of the set."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """ExeGPT's schedules: their search (Table 5), estimates and bounds in the event engine, stage times (Table 7)."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
@@ -130,8 +128,7 @@ def _bayesian_regret(seeds: int) -> dict[str, Any]:
         proposals = Bayesian([{v.name: v.values for v in space.variables}], evaluations, seed, 8)
         found_rps = 0.0
         while settings := proposals.suggest():
-            points = np.array([[one[v.name] for v in space.variables] for one in settings], np.int64)
-            got = space.perf_uncached(points)
+            got = space.perf_uncached(np.array([[one[v.name] for v in space.variables] for one in settings], np.int64))
             good = (got.latency_s <= bound_s) & np.isfinite(got.latency_s)
             scores = [float(rps) if ok else None for rps, ok in zip(got.throughput_rps, good.tolist(), strict=True)]
             found_rps = max(found_rps, *(score or 0.0 for score in scores))
@@ -140,9 +137,8 @@ def _bayesian_regret(seeds: int) -> dict[str, Any]:
 
     equal, double = ([regret(times * own.evaluated, seed) for seed in range(seeds)] for times in (1, 2))
     value = {"value": fmean(equal), "unit": "share", "better": "lower", "ci": (min(equal), max(equal))}
-    own_regret = max(1 - own.best.throughput_rps / best_rps, 0.0)
-    details = {"twice_as_many": fmean(double), "evaluated": own.evaluated, "branch_and_bound": own_regret}
-    return value | details | {"points": space.size, "of": "opt-13b-a40, s, RRA at TP 4, bound 30 %"}
+    details = {"twice_as_many": fmean(double), "evaluated": own.evaluated, "points": space.size}
+    return value | details | {"branch_and_bound": max(1 - own.best.throughput_rps / best_rps, 0.0)}
 
 
 def _random_instances(count: int) -> dict[str, Any]:
@@ -193,11 +189,7 @@ def monotonicity(_: Path, quick: bool) -> dict[str, Any]:
     rows = [row for task in ("s", "t") for row in _monotonicity_of(ex.OPT if quick else ex.GPT39, task)]
 
     def shares(columns: tuple[str, ...]) -> dict[str, float]:
-        some = [
-            row
-            for row in rows
-            if row["tolerance"] == HEADLINE and f"{row['strategy'][:3]} {row['variable']}" in columns
-        ]
+        some = [r for r in rows if r["tolerance"] == HEADLINE and f"{r['strategy'][:3]} {r['variable']}" in columns]
         points = sum(row["points"] for row in some)
         return {kind: sum(row[kind] * row["points"] for row in some) / points for kind in ("latency", "throughput")}
 
@@ -278,17 +270,24 @@ def _window(started_s: np.ndarray) -> tuple[float, float]:
     return started_s[len(started_s) // 4], started_s[-len(started_s) // 8]
 
 
-def _prefill_starts_s(requests: RequestRecords, deployment: Deployment) -> np.ndarray:
-    """Return when each request's batch entered the first stage; WAA may form it while earlier ones are in front."""
-    if deployment.decode is None:
-        return requests.scheduled_s
-    formed_s, batch = np.unique(requests.scheduled_s, return_inverse=True)
-    first_s, _ = _prefill_stages_s(requests, deployment.cost)
-    begin_s, free_s = np.empty(len(formed_s)), 0.0
-    for i, formed in enumerate(formed_s.tolist()):
-        begin_s[i] = max(formed, free_s)
-        free_s = begin_s[i] + first_s[i]
-    return begin_s[batch]
+def _in_window(
+    of: Estimator, controls: Controls, count: int, seed: int, threshold: float | None = None
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return outputs, seconds from the first stage to the end, and requests per second of those in the window."""
+    deployment, output, records = _run(of, controls, count, seed, threshold=threshold)
+    r = records.requests
+    started_s = r.scheduled_s
+    if deployment.decode is not None:  # WAA may form a batch while earlier ones are in front
+        formed_s, batch = np.unique(r.scheduled_s, return_inverse=True)
+        first_s, _ = _prefill_stages_s(r, deployment.cost)
+        begin_s, free_s = np.empty(len(formed_s)), 0.0
+        for i, formed in enumerate(formed_s.tolist()):
+            begin_s[i] = max(formed, free_s)
+            free_s = begin_s[i] + first_s[i]
+        started_s = begin_s[batch]
+    from_s, to_s = _window(started_s)
+    inside = (started_s >= from_s) & (started_s < to_s)
+    return output[inside], (r.finished_s - started_s)[inside], inside.sum() / (to_s - from_s)
 
 
 def _prefill_stages_s(requests: RequestRecords, cost: CostTables) -> tuple[np.ndarray, np.ndarray]:
@@ -344,24 +343,16 @@ def _random_schedules(served, task: str, strategies, rng: np.random.Generator, c
 def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[str, Any]:
     """Return the relative errors of one schedule; its latency is that of outputs near the quantile."""
     expected, setting = of.estimate([controls]), of.setting
-    deployment, output, records = _run(of, controls, REQUESTS, seed)
-    started_s = _prefill_starts_s(records.requests, deployment)
-    from_s, to_s = _window(started_s)
-    inside = (started_s >= from_s) & (started_s < to_s)
+    output, duration_s, rps = _in_window(of, controls, REQUESTS, seed)
     quantile, rra = setting.task.output_quantile(setting.assumptions.level), controls.strategy is Strategy.RRA
-    long = inside & (np.abs(output - quantile) <= max(0.01 * quantile, 0 if rra else 2))
+    long = np.abs(output - quantile) <= max(0.01 * quantile, 0 if rra else 2)
     if rra:  # only outputs that need as many phases
         phases = -(-(output - setting.assumptions.encode_output_tokens) // controls.decode_steps)
         long &= phases == -(-setting.iterations // controls.decode_steps)
     assert long.sum() > 5
-    latency_s = float((records.requests.finished_s - started_s)[long].mean())
-    return {
-        "of": name,
-        "controls": _words(controls),
-        "rps_error": float(expected.throughput_rps[0] / (inside.sum() / (to_s - from_s))) - 1,
-        "latency_error": float(expected.latency_s[0]) / latency_s - 1,
-        "micro_batches": int(expected.micro_batches[0]),
-    }
+    rps_error = float(expected.throughput_rps[0] / rps) - 1
+    latency_error = float(expected.latency_s[0] / duration_s[long].mean()) - 1
+    return {"of": name, "controls": _words(controls), "rps_error": rps_error, "latency_error": latency_error}
 
 
 def _words(controls: Controls) -> str:
@@ -400,13 +391,11 @@ def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
                 choice = ex.chosen(plan, bound_s)
                 if choice is None:
                     continue
-                deployment, output, records = _run(of, choice.controls, BOUND_REQUESTS, 3, threshold=threshold)
-                started_s, quantile = _prefill_starts_s(records.requests, deployment), of.setting.bound_tokens
-                from_s, to_s = _window(started_s)
-                long = (started_s >= from_s) & (started_s < to_s) & (output <= quantile) & (output >= 0.995 * quantile)
-                duration_s = (records.requests.finished_s - started_s)[long]
+                output, duration_s, _ = _in_window(of, choice.controls, BOUND_REQUESTS, 3, threshold)
+                quantile = of.setting.bound_tokens
+                duration_s = duration_s[(output <= quantile) & (output >= 0.995 * quantile)]
                 about = {"of": f"{served.name}, {task}, bound {bound}, {choice.row.words}", "threshold": threshold}
-                yield about | {"requests": int(long.sum()), "late": int((duration_s > bound_s).sum())}
+                yield about | {"requests": len(duration_s), "late": int((duration_s > bound_s).sum())}
 
 
 # Table 7: stage times of OPT-13B and task S, with and without dynamic adjustment
@@ -456,11 +445,8 @@ def _stage_times(of: Estimator, controls: Controls, threshold: float | None, cou
         encode = _spread(slowest_s[(formed_s >= from_s) & (formed_s < to_s)])
         decode = _spread((steps.end_s - steps.start_s)[inside & (steps.replica == deployment.parallel.replicas)])
     value = {"value": encode["range"], "unit": "relative", "better": "lower", "ci": encode["ci"]}
-    rps = float(served.sum() / (to_s - from_s))
-    latency_s = float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99))
-    return value | {
-        "threshold": threshold, "encode": encode, "decode": decode, "rps": rps, "latency_p99_s": latency_s
-    }  # fmt: skip
+    value |= {"threshold": threshold, "encode": encode, "decode": decode, "rps": float(served.sum() / (to_s - from_s))}
+    return value | {"latency_p99_s": float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99))}
 
 
 def _over_mean_at_place(duration_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:

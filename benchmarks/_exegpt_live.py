@@ -6,8 +6,6 @@ gateway in front of the stock scheduler, and to the stock scheduler at the same 
 Repeats take turns; ranges are over repeats.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -69,11 +67,8 @@ class Expected:
     controls: Controls
     throughput_rps: float
     latency_s: float
-    latency_high_s: float
     decode_batch: float
     cycle_s: float
-    encode_s: float
-    decode_s: float
 
     @property
     def ramp(self) -> int:
@@ -174,17 +169,14 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
 
     An engine whose model runs in the scheduler's own process logs wrong step times, so counters are saved, too.
     """
-    notes: dict[str, Any] = {}
-    where = (url, circle.model.name, circle.work / "vllm-stock.log", group, notes, circle.out)
+    where = (url, circle.model.name, circle.work / "vllm-stock.log", group, circle.out)
     watched = _vllm.Watched(*where, scrape=True, deployment=_circle.facts_of(d))
     _circle.in_turns([circle.turn(SETTING, watched.bench, watched.named)], circle.plan.repeats, circle.say)
     split = circle.split(circle.runs, SETTING)
     found = split.calibrated()
     circle.say(f"calibrated on {len(split.learnt)} runs: {'; '.join(found.notes)}")
     errors = _circle.errors(d, found.tables, split.held_out)
-    return found.tables, {
-        "held_out_errors": errors, "calibration": [asdict(one) for one in found.parameters], "runs": notes
-    }  # fmt: skip
+    return found.tables, {"held_out_errors": errors, "calibration": [asdict(one) for one in found.parameters]}
 
 
 def _run_once(
@@ -257,31 +249,29 @@ def _of_phases(
         "latency_s": fmean(latencies_s),
         "decode_batch": fmean(phase["decode_batch"] for phase in window),
         "cycle_s": (started_s[-1] - started_s[0]) / (len(window) - 1),
-        "phases": len(window),
     }
-    if "encode_s" in window[0]:  # only the engine's own log has times and its rhythm
+    if "encode_s" in window[0]:  # only the engine's own log has its rhythm
         found["exact_phases"] = fmean(itertools.starmap(exact, itertools.pairwise(window)))
-        found["encode_s"] = fmean(phase["encode_s"] for phase in window)
-        found["decode_s"] = fmean(phase["decode_s"] / phase["decode_steps"] for phase in window)
     return found
 
 
 class Monitor(Listener):
-    """Records a gateway's phases, and when each request was at the engine."""
+    """Records a gateway's phases, and when each request with the longest output was at the engine."""
 
     def __init__(self) -> None:
-        self.phases: list[Any] = []
-        self.at_engine: list[tuple[float, float, int]] = []
+        self.phases: list[dict[str, Any]] = []
+        self.longest: list[tuple[float, float]] = []
         self._sent: dict[int, float] = {}
 
     def dispatched(self, request: Any, worker: str, now_s: float) -> None:  # noqa: ARG002
         self._sent[id(request)] = now_s
 
     def finished(self, request: Any, outcome: Any, now_s: float, detail: str = "") -> None:  # noqa: ARG002
-        self.at_engine.append((self._sent.pop(id(request)), now_s, request.generated_tokens))
+        ends = self._sent.pop(id(request)), now_s
+        self.longest += [ends] if request.generated_tokens == LONGEST else []
 
     def phase(self, phase: Any) -> None:
-        self.phases.append(phase)
+        self.phases.append({**asdict(phase), "admitted": phase.prefill_batch})
 
 
 async def _through_gateway(
@@ -304,8 +294,7 @@ async def _through_gateway(
         gateway.driver.listeners.add(monitor)
         await _send(f"http://127.0.0.1:{gateway.port}", model, made, tag, concurrency, stream=True)
         await gateway.drain()
-    phases = [{**asdict(phase), "admitted": phase.prefill_batch} for phase in monitor.phases]
-    return phases, one, [(from_s, to_s) for from_s, to_s, tokens in monitor.at_engine if tokens == LONGEST]
+    return monitor.phases, one, monitor.longest
 
 
 def _simulated(d: Deployment, tables: CostTables, one: Expected, n: int) -> dict[str, float]:

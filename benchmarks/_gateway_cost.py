@@ -3,8 +3,6 @@
 The gateway and its peers are each started on one core as their manuals say.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -132,11 +130,7 @@ def printed_json(command: Sequence[str], cores: set[int]) -> Iterator[tuple[int,
 
 @contextmanager
 def started(name: str, backends: list[str], within_s: float = 90.0) -> Iterator[Process]:
-    """Run the gateway or a peer in front of backends once it answers a chat.
-
-    Raises:
-        LookupError: The program is not installed.
-    """
+    """Run the gateway or a peer in front of backends once it answers a chat; raise LookupError if not installed."""
     port, failure, until = free_port(), "", time.monotonic() + within_s
     key = KEY if name in ("gateway", "peer.litellm") else ""
     url = f"http://127.0.0.1:{port}"

@@ -9,8 +9,6 @@ recorded outputs, divided by SHRINK so that a small engine serves a burst in sec
 ``vllm_xargs.output_tokens``; the gateway sees only ``max_tokens``, which is equal for all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -23,7 +21,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,23 +98,17 @@ class Cell:
 
 
 def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
-    """Return the rows of "live" engines, or of "emulated" ones, which take no core from the gateway.
-
-    Raises:
-        FileNotFoundError: There are no data, or no engines.
-    """
+    """Return the rows of "live" engines, or of "emulated" ones, which take no core from the gateway."""
     import uvloop
 
     plan = QUICK if quick else FULL
     shuffle(shared, 0, 1)  # fails early without data
     cells: list[Cell] = []
-    services: dict[int, Service] = {}
     with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         urls = stack.enter_context(_real_engines(max(plan.batches))) if kind == "live" else []
         for batch in plan.batches:
             urls = stack.enter_context(_emulated_engines(batch)) if kind == "emulated" else urls
-            done, services[batch] = runner.run(_measure_batch(shared, plan, urls, batch))
-            cells += done
+            cells += runner.run(_measure_batch(shared, plan, urls, batch))
     measured, simulated = [cell.measured for cell in cells], [cell.simulated for cell in cells]
     policies = {name: _evaluate(measured, simulated, name) for name in POLICIES if name not in (FCFS, ORACLE)}
     own, results = policies[ISRTF], [result for of in policies.values() for result in of.values()]
@@ -126,8 +118,6 @@ def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
         f"gateway.{kind}.gap_closed": own["gap_closed"] | {
             "policies": policies,
             "cells": [_summary_of(cell) for cell in cells],
-            "plan": asdict(plan),
-            "services": {batch: asdict(service) for batch, service in services.items()},
             "machine": machine(),
         },
         f"gateway.{kind}.p99_over_oracle": own["p99_over_oracle"],
@@ -231,7 +221,7 @@ def _emulated_engines(batch: int) -> Iterator[list[str]]:
 
 
 # Measurement
-async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> tuple[list[Cell], Service]:
+async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> list[Cell]:
     """Measure and simulate all loads at one batch size."""
     first, start_s = shuffle(shared, 999, plan.count(batch)), time.monotonic()
     await _run(urls, batch, FCFS, shuffle(shared, 998, 8))  # warms up
@@ -258,7 +248,7 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
             made = shuffle(shared, seed, plan.count(batch), cell.load * rate_rps)
             for name in POLICIES:
                 cell.simulated.setdefault(name, []).append(_simulate(made, service, name))
-    return cells, service
+    return cells
 
 
 async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tuple[Floats, Trace, int]:

@@ -1,7 +1,5 @@
 """Rows, machine description, timing, processes, and the hash of the code that all benchmarks share."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Summaries of errors and 95 % intervals, of shares, of groups that belong together, and of repeated runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

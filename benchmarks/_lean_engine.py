@@ -1,11 +1,8 @@
 """Minimal backend for overhead measurements, fixed responses at the least cost: python _lean_engine.py [PORT].
 
 It sends a buffered response, or a stream of ``max_tokens`` events, each written alone: back to back, or with an
-interval in milliseconds where ``<gap:5>`` is in the prompt. It reads nothing else of a body. Needs httptools and uvloop
-(extra ``gateway``).
+interval in milliseconds where ``<gap:5>`` is in the prompt. It reads nothing else of a body. Needs uvloop.
 """
-
-from __future__ import annotations
 
 import asyncio
 import functools
@@ -17,9 +14,9 @@ import sys
 from collections import deque
 from typing import Any
 
-import httptools
 import uvloop
 
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:\s*(\d+)\r\n")
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 _TOKENS = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d+)')
 _GAP = re.compile(rb"<gap:(\d{1,6})>")
@@ -77,11 +74,10 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 
 class LeanProtocol(asyncio.Protocol):
-    """One connection, whose requests are answered one after another; also the callbacks of its parser."""
+    """One connection, whose requests (with a Content-Length) are answered one after another."""
 
     def connection_made(self, transport: Any) -> None:
-        self._transport, self._loop = transport, asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
+        self._transport, self._loop, self._data = transport, asyncio.get_running_loop(), b""
         self._requests: deque[tuple[bytes, bytes]] = deque()
         self._timer: asyncio.Handle | None = None
         self._busy = False
@@ -92,23 +88,15 @@ class LeanProtocol(asyncio.Protocol):
         self._requests.clear()
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_message_begin(self) -> None:
-        self._url, self._body = b"", b""
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, _: bytes) -> None:
-        if name.lower() == b"expect":
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-
-    def on_message_complete(self) -> None:
-        self._requests.append((self._url.partition(b"?")[0], self._body))
+        self._data += data
+        while (head := self._data.find(b"\r\n\r\n")) >= 0:
+            length = _LENGTH.search(self._data, 0, head + 2)
+            end = head + 4 + (int(length[1]) if length else 0)
+            if len(self._data) < end:
+                break
+            path = self._data[:head].split(b" ", 2)[1].partition(b"?")[0]
+            self._requests.append((path, self._data[head + 4 : end]))
+            self._data = self._data[end:]
         if not self._busy:
             self._next()
 

@@ -9,8 +9,6 @@ thread at two settings and three loads, transformers' continuous batching at thr
 calibration sees the static and the half load of one setting; errors are of the others.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc
@@ -28,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import _circle
-import _circle_rows
 import _continuous
 from _circle import BLOCK, Lengths, Run, Setting, Turn, device_of, in_turns, iterations_of, machine_of
 from _harness import measured_by, of_measuring, origin, strict_json
@@ -174,7 +171,7 @@ class Circle:
     def _profiled(self) -> Profile | None:
         """Return the profile of the device; None where an unattended GPU's fails."""
         plan, cpu = self.plan, self.device == "cpu"
-        widest = plan.settings[0] if plan.settings else plan.fifo
+        widest = WIDE if cpu else plan.fifo
         try:
             profile = measure_profile(
                 self.deployment(widest).model,
@@ -207,7 +204,6 @@ class Circle:
         """Measure both settings, engines up at once (an idle one sleeps) and loads in turns; return the rows."""
         import _vllm
 
-        notes: dict[str, Any] = {}
         if self.again:
             self.runs = [run for setting in self.plan.settings for run in self.saved_runs(setting)]
         else:
@@ -217,15 +213,15 @@ class Circle:
                     d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
                     engine = engines.enter_context(_vllm.served(d, self.model, log))
                     self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
-                    where = (engine.url, self.model.name, log, engine.process.pid, notes, self.out)
+                    where = (engine.url, self.model.name, log, engine.process.pid, self.out)
                     watched = _vllm.Watched(*where, deployment=_circle.facts_of(d))
                     turns.append(self.turn(setting, watched.bench, watched.named))
                 in_turns(turns, self.plan.repeats, self.say)
-        return self._comparison("fidelity.live", self.plan.settings[0], self._recorded("vllm", notes))
+        return self._comparison("fidelity.live", self.plan.settings[0])
 
     def transformers(self, prefix: str = "fidelity.live_transformers") -> dict[str, Any]:
         """Measure one setting of transformers' continuous batching, in a process that feeds itself; return the rows."""
-        plan, notes = self.plan, {}
+        plan = self.plan
         if self.again:
             self.runs = self.saved_runs(plan.fifo)
         else:
@@ -244,7 +240,6 @@ class Circle:
             self.runs = []
             try:
                 with _continuous.started(self.python, Path(self.config), flags, plan.left_s()) as engine:
-                    notes["engine"] = dict(engine.metadata)
                     self.say(f"{engine.metadata['engine']} on {engine.metadata['device']}")
                     compiling.join()
                     in_turns([self.turn(plan.fifo, bench)], plan.repeats, self.say)
@@ -252,7 +247,7 @@ class Circle:
                 if self.device == "cpu":
                     raise
                 self.say(f"the engine ended early: {error}")
-        return self._comparison(prefix, plan.fifo, self._recorded("fifo", notes))
+        return self._comparison(prefix, plan.fifo)
 
     def saved_runs(self, setting: Setting) -> list[Run]:
         """Return the runs of a setting in the folder: each round of its loads, one after the other."""
@@ -261,13 +256,6 @@ class Circle:
             name, load, repeat = path.name.split(".")[0].split("-")
             found.append(Run(name, load, int(repeat), read_records(path)))
         return sorted(found, key=lambda run: (run.repeat, list(_circle.LOADS).index(run.load)))
-
-    def _recorded(self, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-        """Write the notes of the runs beside them, or read those of an earlier campaign."""
-        path = self.source / f"{name}.notes.json"
-        if not self.again:
-            path.write_text(strict_json(notes))
-        return dict(json.loads(path.read_text()))
 
     def turn(
         self, setting: Setting, bench: Callable[[Workload], Measured], noted: Callable[[str], None] = lambda _: None
@@ -292,7 +280,7 @@ class Circle:
         steps = read_iterations(logs[0]) if logs and logs[0].exists() else None
         return Split(learnt, held_out, scored, replace(base, cost=self.tables(base)), steps)
 
-    def _comparison(self, prefix: str, first: Setting, notes: dict[str, Any]) -> dict[str, Any]:
+    def _comparison(self, prefix: str, first: Setting) -> dict[str, Any]:
         runs, settings = self.runs, {s.name: s for s in (*self.plan.settings, self.plan.fifo)}
         split, started_s = self.split(runs, first), time.monotonic()
         if not split.learnt or not split.held_out:
@@ -310,13 +298,12 @@ class Circle:
                 errors[kind] |= _circle.errors(d, cost, own)
             for run in own:
                 answers[run.name] = _circle.write_simulated(self.out, priced[name], run)
-        found = _circle_rows.rows(prefix, errors, runs, split.held_out, answers)
+        found = _circle.rows(prefix, errors, runs, split.held_out, answers)
         if self.device == "cpu":  # a budget has no time for it
             blind = replace(split, scored=[]).calibrated().tables.errors
-            found[f"{prefix}.interval_coverage"] = _circle_rows.coverage_row(priced, blind, split.held_out)
-        about = {"machine": self.machine, "runs": notes}
-        calibration_row = _circle_rows.calibration_row(calibration, duration_s, split.learnt, runs, about)
-        return found | {f"{prefix}.calibration": calibration_row}
+            found[f"{prefix}.interval_coverage"] = _circle.coverage_row(priced, blind, split.held_out)
+        row = _circle.calibration_row(calibration, duration_s, split.learnt, runs, {"machine": self.machine})
+        return found | {f"{prefix}.calibration": row}
 
 
 def free_memory(device: str) -> None:

@@ -1,7 +1,5 @@
 """Multi-Bin Batching: theory against simulation, and the gain of bins for recorded lengths."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import itertools
@@ -153,11 +151,7 @@ def exponential(_shared: Path, quick: bool) -> Rows:
     for batch, bins in itertools.product((8, 32, 128), (2, 4, 8, 16, 32, 64)):
         cuts = theory.exponential_recursion(EXPONENTIAL, batch, bins)
         served = (_served(times, theory.bin_of(times, cuts), batch, bins) for times in service)
-        rules = {
-            "exact_s": cuts,
-            "equal_mass_s": theory.equal_mass(EXPONENTIAL, bins),
-            "learned_s": theory.learned(EXPONENTIAL, batch, bins),
-        }
+        rules = {"exact_s": cuts, "equal_mass_s": theory.equal_mass(EXPONENTIAL, bins)}
         of = {name: theory.expected_batch_s(EXPONENTIAL, some, batch) for name, some in rules.items()}
         of |= {"simulated_s": float(np.mean([batch / one.throughput_rps for one in served]))}
         of["bound_s"] = theory.exponential_least_bound_s(EXPONENTIAL, batch, bins)
@@ -252,16 +246,12 @@ def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
     """
     found = {}
     for bins, accuracy in ACCURACY.items():
-        even, own = theory.equal_mass(times, bins), theory.learned(times, BATCH, bins)
-        near = theory.of_accuracy(bins, accuracy)
-        spread = np.full((bins, bins), (1 - accuracy) / (bins - 1))
+        cuts, spread = theory.equal_mass(times, bins), np.full((bins, bins), (1 - accuracy) / (bins - 1))
         np.fill_diagonal(spread, accuracy)
         found[str(bins)] = {
-            "known": theory.gain(times, even, BATCH),
-            "known, learned boundaries": theory.gain(times, own, BATCH),
-            "neighbours first": theory.gain(times, even, BATCH, near),
-            "neighbours first, learned boundaries": theory.gain(times, own, BATCH, near),
-            "spread evenly": theory.gain(times, even, BATCH, spread),
+            "known": theory.gain(times, cuts, BATCH),
+            "neighbours first": theory.gain(times, cuts, BATCH, theory.of_accuracy(bins, accuracy)),
+            "spread evenly": theory.gain(times, cuts, BATCH, spread),
         }
     return found
 
@@ -269,9 +259,8 @@ def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
 def engine(shared: Path, quick: bool) -> Rows:
     """Compare the event engine with static batches and bins to the batch server on the same requests.
 
-    Once with steps that all take 10 ms, where both must agree, and once with the roofline's steps, where
-    the batch server uses the line of ``line_of``: the engine's batches get faster as members finish, the line does
-    not. The rest in the bins is served at the end in both.
+    Once with steps that all take 10 ms, where both must agree, and once with the roofline's, where the engine's batches
+    get faster as members finish, and the server's line of ``line_of`` does not.
     """
     requests = 1000 if quick else 4000
     times, line = answers(shared, PHI)
@@ -296,15 +285,10 @@ def engine(shared: Path, quick: bool) -> Rows:
         scheduler = Scheduler(rank="completed_batches", batching="static_bins", memory="paged", binning=binning)
         limits = EngineLimits(max_num_seqs=BATCH, max_num_batched_tokens=8192)
         own = deploy("phi-3.5-mini", "A100-80GB", node="dgx-a100", limits=limits, scheduler=scheduler)
-        columns = ((field.name, getattr(own.cost, field.name)) for field in fields(own.cost))
-        tables = {
-            name: np.zeros_like(column)
-            for name, column in columns
-            if name.endswith("_s") and isinstance(column, np.ndarray)
-        }
-        tables["host_s"] = np.full_like(own.cost.host_s, STEP_S)
-        equal_steps = replace(own, cost=replace(own.cost, **tables))
-        same[bins] = engine_rps(equal_steps), server_rps(edges, 0.0, STEP_S)
+        names = [one.name for one in fields(own.cost) if isinstance(getattr(own.cost, one.name), np.ndarray)]
+        equal = {name: np.zeros_like(getattr(own.cost, name)) for name in names if name.endswith("_s")}
+        equal["host_s"] = np.full_like(own.cost.host_s, STEP_S)
+        same[bins] = engine_rps(replace(own, cost=replace(own.cost, **equal))), server_rps(edges, 0.0, STEP_S)
         roofline[bins] = engine_rps(own), server_rps(edges, fixed_s, token_s)
     exact, close = (max(abs(e / s - 1) for e, s in one.values()) for one in (same, roofline))
     assert exact < 1e-9, same

@@ -1,7 +1,5 @@
 """Calibrations: coverage of intervals on planted runs, the value of counters and step logs, and computing time."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

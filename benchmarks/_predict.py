@@ -3,8 +3,6 @@
 ``encoder`` adds the sentence encoder, the lexical predictor on the same samples, and the mean of both.
 """
 
-from __future__ import annotations
-
 import time
 from functools import cache
 from pathlib import Path
@@ -150,7 +148,6 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
     windows = {k: by_window(evaluate(members[k], some, draws=30, clock=None)) for k in ("encoder", "lexical")}
     metadata = {"prompts": sentences.facts_["prompts"], "samples": len(parts.train), "cpu_s": cpu_s}
     best = max(("encoder", "both"), key=lambda name: held_out[name].scores["tau"].value)
-    share = {"value": sentences.location_.sense_share, "of": "the location, by cross-validation"}
     return {
         "predict.tau": {**number(held_out[best].scores["tau"]), "by": best, "learnt": metadata},
         "predict.coverage90": {**number(held_out[best].scores["coverage90"]), "by": best},
@@ -158,7 +155,6 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
         "predict.apart": scores(apart),
         "predict.r2_by_window": {"value": windows["encoder"][-1]["r2_all"], "windows": windows},
         "predict.encoder_ms": encoder_latency(sentences, outside.prompts),
-        "predict.encoder_share": share,
     }
 
 

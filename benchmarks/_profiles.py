@@ -1,14 +1,12 @@
 """Figures of profiles: prediction of this machine's operators from measured points, time to import tables."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _device import machine, this_thread
+from _circle import machine_of, this_thread
 
 from lengthwise import catalog
 from lengthwise.cost.estimators import fit_profile
@@ -25,8 +23,7 @@ TABLES = "data/profiles/aiconfigurator"
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the seconds to import one system's tables as a profile, and the error of this machine's operators.
 
-    The error is the median over operators of the median error on points that the fit has not seen, one thread of this
-    machine, within a budget. Needs torch, and for the import recorded tables.
+    The error is the median over operators of the median error on points that the fit has not seen.
     """
     rows: dict[str, Any] = {}
     if (shared / TABLES).exists():
@@ -46,7 +43,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "model": MODEL,
         "budget_s": budget_s,
         "points": len(found.profile),
-        "machine": machine(gpu),
+        "machine": machine_of(gpu, "float32"),
         "operators": {
             fit.name: {"rows": fit.rows, "median error": fit.median_error, "p95 error": fit.p95_error}
             for fit in report.operators

@@ -7,8 +7,6 @@ link between the GPUs is the one that the run's config.json names for their own 
 plain roofline to the first half of each run and scores it on the second.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -113,7 +111,7 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
 
     Draws are of blocks of neighbours, which wait for each other.
     """
-    errors, each = statistics(own) / statistics(measured) - 1, np.abs(own / measured - 1)
+    errors = statistics(own) / statistics(measured) - 1
     mapes: list[float] = []
     if draws:
         weights = draw_blocks(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
@@ -123,7 +121,6 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
         "mape": float(np.abs(errors).mean()),
         "errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)),
         "measured_s": dict(zip(STATISTICS, statistics(measured).round(4).tolist(), strict=True)),
-        "per_request_median": round(float(np.median(each)), 4),
         "llmservingsim_errors": dict(zip(STATISTICS, other, strict=True)),
         "llmservingsim_mape": float(np.abs(other).mean()),
         "draws": mapes,

@@ -1,7 +1,5 @@
 """Benchmarks of several sections: chosen by name, skipped where their data are absent, saved in one file of results."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import os
@@ -31,16 +29,12 @@ VERSION = 1  # version of the rows in results; within a version keys are only ad
 
 @dataclass(frozen=True)
 class Sections:
-    """The parts of a benchmark.
+    """The parts of a benchmark, with rows in results/NAME.json.
 
-    Attributes:
-        name: Rows are saved in results/NAME.json.
-        modules: Section to "module", "module:function" or "module:function:argument"; the function (default
-            ``figures``) takes (shared, quick) and the argument, and returns {name: value}, where a value is a number,
-            a Row, or a mapping with "value" and details.
-        targets: Figure to (target, better, unit).
-        campaigns: Prefixes of figures whose earlier rows are archived when new runs replace them.
-        made: Details that every new row gets about its code.
+    ``modules`` maps sections to "module", "module:function" or "module:function:argument": the function (default
+    ``figures``) takes (shared, quick) and the argument, and returns {name: value}, where a value is a number, a Row, or
+    a mapping with "value" and details. ``targets`` maps figures to (target, better, unit); rows of ``campaigns``
+    (prefixes) are archived when new runs replace them; ``made`` returns details of every new row about its code.
     """
 
     name: str
@@ -49,11 +43,6 @@ class Sections:
     targets: Mapping[str, tuple[float, str, str]] = field(default_factory=dict)
     campaigns: tuple[str, ...] = ()
     made: Callable[[], Mapping[str, Any]] = field(default=dict)
-
-    @property
-    def results(self) -> Path:
-        """The file of saved rows."""
-        return RESULTS / f"{self.name}.json"
 
     def rows(self, section: str, shared: Path, *, quick: bool) -> list[Row]:
         """Measure a section; return one row with the reason where packages or data are missing."""
@@ -84,24 +73,16 @@ class Sections:
         unit = unit or next((of for end, of in UNITS.items() if name.endswith(end)), "")
         return math.nan, "lower" if unit in ("relative", "s") else "higher", unit
 
-    def relabel(self) -> None:
-        """Restate units and targets of saved rows; measured values stay."""
-        rows = json_lines(self.results)
-        for row in rows:
-            target, row["better"], row["unit"] = self.stated(row["name"], row["unit"])
-            row["target"] = row["target"] if math.isnan(target) else target
-        self.results.write_text("".join(strict_json(row) + "\n" for row in rows), "utf-8")
-
     def save(self, rows: list[Row]) -> None:
         """Replace the saved rows of the same names; archive those of a campaign that new runs replace."""
-        now = datetime.now(UTC).isoformat(timespec="minutes")
-        saved = {row["name"]: row for row in json_lines(self.results)} if self.results.exists() else {}
+        now, file = datetime.now(UTC).isoformat(timespec="minutes"), RESULTS / f"{self.name}.json"
+        saved = {row["name"]: row for row in json_lines(file)} if file.exists() else {}
         new = {row.name: asdict(row) | {"version": VERSION, "saved_at": now} for row in rows}
         if gone := self.replaced(saved, new):
-            with (RESULTS / f"{self.name}-earlier.json").open("a", encoding="utf-8") as file:
-                file.writelines(strict_json(row) + "\n" for row in gone)
+            with (RESULTS / f"{self.name}-earlier.json").open("a", encoding="utf-8") as earlier:
+                earlier.writelines(strict_json(row) + "\n" for row in gone)
         saved |= new
-        self.results.write_text("".join(strict_json(saved[name]) + "\n" for name in sorted(saved)), "utf-8")
+        file.write_text("".join(strict_json(saved[name]) + "\n" for name in sorted(saved)), "utf-8")
 
     def replaced(self, saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return the saved rows of campaigns (names up to the last dot) whose measured runs differ from the new."""
@@ -128,12 +109,8 @@ class Sections:
         options.add_argument("--only", default="", help="sections or the first words of their names, with commas")
         options.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
         options.add_argument("--save", action="store_true", help=f"save the rows in results/{self.name}.json")
-        options.add_argument("--relabel", action="store_true", help="measure nothing: restate units and targets")
         options.add_argument("--take", type=Path, help="measure nothing: take the rows.json of a campaign")
         args = options.parse_args()
-        if args.relabel:
-            self.relabel()
-            return
         if args.take:
             rows = self.take(args.take)
             if args.save:
@@ -147,12 +124,13 @@ class Sections:
         rows, made = [], self.made()
         for name in chosen:
             start = time.perf_counter()
-            found = self.rows(name, args.shared, quick=args.quick)
-            print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
-            for row in found:
+            found = []
+            for row in self.rows(name, args.shared, quick=args.quick):
                 if "skipped" in row.details:
                     print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)
-            found = [replace(row, details={**made, **row.details}) for row in found if "skipped" not in row.details]
+                else:
+                    found.append(replace(row, details={**made, **row.details}))
+            print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
             if args.save:
                 self.save(found)  # after each section: an error in the next one must not lose these rows
             rows += found

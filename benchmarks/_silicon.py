@@ -1,15 +1,11 @@
 """Measured deployments of vLLM, SGLang and TensorRT-LLM on H100, H200 and B200, and Argonne's static batches.
 
 Every point is predicted by the engine in a closed loop. ``shipped`` and ``shipped_tables`` are what a user gets:
-``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name. The others show what the
-method can do, with parts of this benchmark. ``roofline_unseen``: the host's constants and small factors on the kernels'
-are fitted on points of other models and other GPUs only. The form of that fit, its first values and its spreads were
-chosen with all points in view, and the shipped kernel curves beneath them were fitted to kernels measured on these
-GPUs. Headlines are of points whose client is recorded (InferenceMAX); sweeps of unknown clients are predicted from the
-fit on those, and stand in the details.
+``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name. ``roofline_unseen`` and
+``tables`` show what the method can do: the host's constants and small factors on the kernels' are fitted on points of
+other models and other GPUs. The form of that fit, its first values and spreads were chosen with all points in view.
+Headlines are of points whose client is recorded (InferenceMAX); sweeps of unknown clients stand in the details.
 """
-
-from __future__ import annotations
 
 import contextlib
 import math
@@ -266,17 +262,9 @@ BLOCK = 16
 
 
 @dataclass(frozen=True)
-class Host:
-    """Seconds that an engine's host adds to a step, to a sequence in it, and to a request before its first token.
+class Host(HostOverhead):
+    """An engine's host; ``launch_s`` is added to a layer of a step with a prompt where CUDA graphs hold decodes."""
 
-    ``launch_s`` is added to a layer of a step with a prompt where CUDA graphs hold decodes alone; ``queue_s`` is the
-    delay that a request causes to those behind it on its way into the engine.
-    """
-
-    step_s: float = 126e-6
-    sequence_s: float = 4.4e-6
-    request_s: float = 0.0
-    queue_s: float = 0.0
     launch_s: float = 0.0
 
     def front_s(self, point: Point) -> float:
@@ -362,7 +350,7 @@ class RankOperators(Operators):
             first_s=table(self.first, tokens),
             send_s=np.zeros(len(tokens)),
             head_s=table(self.head, batch),
-            host_s=host.step_s + host.sequence_s * batch,
+            host_s=host.seconds(batch),
             prefill_s=prompts,
             decode_s=table(self.decode, some[:, None], cached[None, :]),
             stage_layers=np.array([self.model.layers]),
@@ -624,30 +612,22 @@ def fronts(points: Sequence[Point], theta: Floats) -> tuple[Floats, Floats]:
     return total, slopes
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Points, the engine's [2, n] TTFT and TPOT at ``theta`` = 0 without a front, and their slopes [2, n, factors]."""
-
-    points: Sequence[Point]
-    seconds: Floats
-    slope: Floats
-
-
-def problem(points: Sequence[Point], ttft_s: Floats, tpot_s: Floats) -> Problem:
-    """Return the points with slopes of both closed forms by every factor."""
+def slopes(points: Sequence[Point]) -> Floats:
+    """Return [2, n, factors] slopes of the closed forms' logs by every factor but those of the front."""
     zero, step = np.zeros(len(NAMES)), 0.1
     base, slope = closed_forms(points, zero), np.zeros((2, len(points), len(NAMES)))
     for i, name in enumerate(NAMES):
         if not name.startswith(FRONT):
             moved = closed_forms(points, zero + step * (np.arange(len(NAMES)) == i))
             slope[:, :, i] = np.log(moved / base) / step
-    return Problem(points, np.stack([ttft_s, tpot_s]), slope)
+    return slope
 
 
-def fit(whole: Problem, train: Floats) -> Floats:
-    """Return the factors' logs from the points where ``train`` holds; a deployment counts by the root of its points."""
-    points = [point for point, chosen in zip(whole.points, train, strict=True) if chosen]
-    seconds, slope = whole.seconds[:, train], whole.slope[:, train]
+def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
+    """Return the factors' logs; a deployment counts by the root of its points.
+
+    ``seconds``: the engine's [2, n] TTFT and TPOT at ``theta`` = 0 without a front.
+    """
     counts = Counter((point.pair, point.backend) for point in points)
     weight = np.array([counts[point.pair, point.backend] ** -0.5 for point in points])
     weight = np.concatenate([TTFT_WEIGHT * weight, weight])
@@ -695,13 +675,11 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 def unseen_factors(points: Sequence[Point]) -> Thetas:
     """Return by pair the factors fitted to recorded clients of other models and other GPUs."""
     fitting, said = _engine(points, lambda _: np.zeros(len(NAMES)), front=False)
-    base = problem(fitting, *said.T)
-    known = np.array([point.inferencemax for point in fitting])
-
-    def others(pair: tuple[str, str]) -> Floats:
-        return known & np.array([point.model != pair[0] and point.gpu != pair[1] for point in fitting])
-
-    return {pair: fit(base, others(pair)) for pair in sorted({point.pair for point in fitting})}
+    slope, thetas = slopes(fitting), {}
+    for model, gpu in sorted({point.pair for point in fitting}):
+        train = [i for i, p in enumerate(fitting) if p.inferencemax and p.model != model and p.gpu != gpu]
+        thetas[model, gpu] = fit([fitting[i] for i in train], said[train].T, slope[:, train])
+    return thetas
 
 
 def unseen_host(thetas: Thetas, point: Point) -> HostOverhead:

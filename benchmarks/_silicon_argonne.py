@@ -6,8 +6,6 @@ as all requests at once under the engine's memory, since most large ones do not 
 github.com/argonne-lcf/LLM-Inference-Bench.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 A set whose name begins with ``nc_`` is non-commercial: it is for evaluation, never for training.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,8 +1,5 @@
 """Applications of several models: SamuLLM's studies in simulation, search time, optima, the runner, real engines."""
 
-from __future__ import annotations
-
-import sys
 from itertools import product
 
 from _sections import Sections
@@ -42,4 +39,4 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
 SECTIONS = Sections("apps", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

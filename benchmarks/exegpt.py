@@ -4,10 +4,6 @@ Section ``real`` reads the folder ``shared``; ``live`` needs ``make engine`` and
 ``systems.MODEL`` takes minutes, and ``gain_over`` combines what is saved of them.
 """
 
-from __future__ import annotations
-
-import sys
-
 from _sections import Sections
 
 SYSTEMS = ("opt-13b-a40", "t5-11b-a40", "gpt-3-39b-a40", "gpt-3-101b-a100", "gpt-3-175b-a100")
@@ -46,4 +42,4 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
 SECTIONS = Sections("exegpt", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

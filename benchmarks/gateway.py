@@ -1,9 +1,5 @@
 """The gateway: its cost and that of its peers, its scaling, the time of a reorder, the gain of its order."""
 
-from __future__ import annotations
-
-import sys
-
 from _sections import Sections
 
 MEASURED = ("gateway", "peer.vllm_router", "peer.smg", "peer.sglang_router", "peer.litellm")
@@ -39,4 +35,4 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
 SECTIONS = Sections("gateway", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

@@ -14,19 +14,190 @@ The engine is transformers' continuous batching. Every file is written as soon a
 no time for are left out. A GPU with less memory gets a Llama of one billion.
 """
 
-from __future__ import annotations
-
 import argparse
+import atexit
 import importlib.util
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from _gpu import RESULTS, Clock, Plan, UnfitError, as_installed, chosen
+from _harness import json_lines
 
 HERE = Path(__file__).resolve().parent
-GRACE_S = 5.0
+CAMPAIGN, RESULTS, GRACE_S = Path(__file__), HERE / "results" / "gpu", 5.0
+NEEDED = ("numpy", "scipy", "polars", "numba", "platformdirs", "torch")
+"""Imports of the campaign; the engine needs transformers as well. Neither typer nor rich, pydantic or aiohttp."""
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False,
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+"""Shapes of Meta's Llama 3 8B, as its config.json states them; none of its weights is used."""
+LLAMA_32_1B = LLAMA_3_8B | {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+"""Shapes of Meta's Llama 3.2 1B."""
+TINY = LLAMA_32_1B | {
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a campaign; seconds are the most that a part may take."""
+
+    config: Mapping[str, Any]
+    name: str
+    dtype: str
+    prompt: tuple[float, float, int, int]
+    output: tuple[float, float, int, int]
+    seqs: int
+    step_tokens: int
+    blocks: int
+    max_model_len: int
+    profile_s: float
+    static_s: float
+    seconds: float
+    repeats: int
+
+    @property
+    def needs_bytes(self) -> float:
+        """Return the GPU's memory for weights and cache, and for libraries and activations of both processes."""
+        from _circle import BLOCK
+
+        from lengthwise import catalog
+
+        c, itemsize = self.config, 4 if self.dtype == "float32" else 2
+        per_token = 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"] * itemsize
+        weights = catalog.weight_bytes(catalog.model_from_config(dict(c), self.name), self.dtype)
+        return float((weights + per_token * self.blocks * BLOCK) * 1.05 + 4e9)
+
+
+BIG = Plan(
+    LLAMA_3_8B, "llama-3-8b-shaped", "bfloat16", (256, 0.7, 16, 1500), (96, 0.6, 8, 400),
+    seqs=32, step_tokens=512, blocks=2048, max_model_len=2048,
+    profile_s=120.0, static_s=20.0, seconds=25.0, repeats=2,
+)  # fmt: skip
+MIDDLE = replace(BIG, config=LLAMA_32_1B, name="llama-3.2-1b-shaped")
+SMALL = Plan(
+    TINY, "tiny-llama", "float32", (64, 0.7, 8, 500), (24, 0.6, 4, 120),
+    seqs=16, step_tokens=512, blocks=512, max_model_len=1024,
+    profile_s=20.0, static_s=5.0, seconds=6.0, repeats=1,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A budget of seconds; the last part of it is for calibration and simulation."""
+
+    budget_s: float
+    start_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def end_s(self) -> float:
+        """Return the seconds of the last part."""
+        return min(60.0, 0.2 * self.budget_s)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self.start_s
+
+    def left_s(self) -> float:
+        """Return the seconds until the budget is used up; never below 0."""
+        return max(0.0, self.budget_s - self.elapsed_s)
+
+    def to_measure_s(self) -> float:
+        """Return the seconds until calibration has to begin."""
+        return max(0.0, self.left_s() - self.end_s)
+
+
+def fitting(plans: Sequence[Plan], free_bytes: float) -> Plan | None:
+    """Return the first plan that fits into the free memory."""
+    return next((plan for plan in plans if plan.needs_bytes <= free_bytes), None)
+
+
+def as_installed(checkout: Path) -> str:
+    """Return a folder for sys.path with the version of a checkout, as an installation would have it."""
+    about = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    folder = Path(tempfile.mkdtemp(prefix="lengthwise-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    metadata = folder / f"{about['name']}-{about['version']}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    return str(folder)
+
+
+class UnfitError(Exception):
+    """This machine lacks something for the campaign."""
+
+
+def cuda() -> Any:
+    """Return torch, which finds a GPU; raise UnfitError without a torch or a GPU."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: its libraries are not here
+        raise UnfitError(f"the campaign needs torch, which does not import in {sys.executable}: {error}") from error
+    if not torch.cuda.is_available():
+        raise UnfitError("no CUDA GPU that torch finds; without one: --device cpu --tiny")
+    return torch
+
+
+def chosen(args: argparse.Namespace) -> Plan:
+    """Return the largest plan that this machine can do; raise UnfitError for what it lacks, first of all a GPU."""
+    torch = cuda() if args.device != "cpu" else None
+    own = ["transformers"] if args.engine_python == sys.executable else []
+    lacks = [name for name in (*NEEDED, *own) if importlib.util.find_spec(name) is None]
+    if lacks:
+        other = "; or an environment with torch and transformers: --engine-python" if own else ""
+        words = f"needs {', '.join(lacks)} in {sys.executable}: pip install {' '.join(lacks)}"
+        raise UnfitError(f"the campaign {words}{other}")
+    if torch is None:
+        return SMALL if args.tiny else BIG
+    try:
+        free_bytes = float(torch.cuda.mem_get_info()[0])
+    except RuntimeError as error:
+        raise UnfitError(f"the GPU does not respond: {str(error).splitlines()[0]}; look at nvidia-smi") from error
+    plans = [replace(SMALL, dtype="bfloat16")] if args.tiny else [BIG, MIDDLE]
+    free = f"{free_bytes / 1e9:.1f} GB of the GPU are free"
+    if (plan := fitting(plans, free_bytes)) is None:
+        needs = f"{plans[-1].name} needs {plans[-1].needs_bytes / 1e9:.0f}"
+        raise UnfitError(f"{free}, {needs}: end other processes on it (nvidia-smi), or try --tiny")
+    if plan is not plans[0]:
+        print(f"{free}, too few for {plans[0].name}: {plan.name}", file=sys.stderr)
+    return plan
+
+
+def figures(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Run the campaign; return rows by name. Profile and records go to results/gpu; quick: a small model, not saved."""
+    try:
+        cuda()
+    except UnfitError as error:
+        raise FileNotFoundError(str(error)) from error
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = scratch if quick else str(RESULTS)
+        command = [sys.executable, str(CAMPAIGN), "--out", folder, *(["--tiny"] if quick else [])]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        print(done.stderr, end="", file=sys.stderr)
+        file = Path(folder) / "rows.json"
+        if not file.exists():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise FileNotFoundError(f"the campaign ended without rows ({done.returncode}): {last}")
+        return {row.pop("name"): {k: v for k, v in row.items() if v is not None} for row in json_lines(file)}
+
+
 if importlib.util.find_spec("lengthwise") is None:
     sys.path[:0] = [str(HERE.parent / "src"), as_installed(HERE.parent)]
 

@@ -5,10 +5,6 @@ LENGTHWISE_SHARED, or --shared) and are skipped with a reason where it is absent
 sections to results/lengths.json, beside those of others.
 """
 
-from __future__ import annotations
-
-import sys
-
 from _sections import Sections
 
 MULTIBIN = ("saturation", "robustness", "exponential", "gsm8k", "predictor", "engine")
@@ -18,7 +14,7 @@ MODULES = {
     "predict": "_predict",
     "encoder": "_predict:encoder",
     "elis": "_elis",
-    "rerank": "_rerank",
+    "rerank": "simulate:rerank",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
@@ -36,4 +32,4 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
 SECTIONS = Sections("lengths", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

@@ -4,8 +4,6 @@ SHARED is the folder of recorded data. ``--check`` compares with the shipped fil
 bytes follow from the data, scikit-learn's and numpy's versions, which the file names.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile
