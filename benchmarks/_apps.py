@@ -56,7 +56,6 @@ class Lengths:
     spread: float = 2.0
 
     def quantile(self, level: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return tokens at each level."""
         from scipy.special import betaincinv
 
         share = (self.mean - self.low) / (self.high - self.low)
@@ -64,7 +63,6 @@ class Lengths:
         return np.rint(self.low + (self.high - self.low) * at)
 
     def times(self, factor: float) -> Self:
-        """Return the same ends with another mean."""
         return replace(self, mean=min(self.mean * factor, 0.9 * self.high))
 
 
@@ -402,9 +400,7 @@ def _gaps(world: World, seed: int, gpus: int, solve: Any) -> tuple[dict[str, flo
 class Instant:
     """An engine that answers at once."""
 
-    max_num_seqs = 256
-    description = "answers at once"
-    is_alive = True
+    max_num_seqs, description, is_alive = 256, "answers at once", True
 
     async def stopped(self, within_s: float) -> bool:  # noqa: ARG002
         return False
@@ -514,7 +510,6 @@ class Measurement:
             csv.writer(file).writerows([("model", "question", "tokens"), *rows])
 
     def command(self, *words: str | Path) -> None:
-        """Run ``lengthwise app``."""
         with (self.folder / "commands.log").open("a") as log:
             command = [sys.executable, "-m", "lengthwise.cli", "app", *map(str, words)]
             subprocess.run(command, check=True, stdout=log, stderr=log, timeout=900)

@@ -120,8 +120,6 @@ def _row(found: Sequence[Bracket], metric: str, about: dict[str, Any]) -> dict[s
         for bracket in head:
             some.setdefault(words.format(**bracket.of), []).append(bracket)
         details[f"by_{key}"] = {name: coverage(some[name]) for name in sorted(some)}
-    details["columns"] = ["point", "measured_s", "said_s", "low_s", "high_s"]
-    details["rows"] = [[b.of["id"], *b.ends.rounded()] for b in head]
     head_of = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
     return {"value": report["coverage"], "details": details} | head_of
 

@@ -26,8 +26,7 @@ from lengthwise.schema.specs import GpuSpec
 
 LOADS = {"static": None, "half": 0.5, "high": 0.85}
 """All at once, or Poisson arrivals at a share of the measured capacity."""
-LEARNT = ("static", "half")
-"""Loads that a calibration is fitted to."""
+LEARNT = ("static", "half")  # loads that a calibration is fitted to
 METRICS = {
     "jct_p50": ("jct_s", 0.5, 0.10),
     "jct_p95": ("jct_s", 0.95, 0.10),
@@ -37,8 +36,7 @@ METRICS = {
     "normalized_latency_p50": ("normalized_latency_s", 0.5, 0.09),
 }
 """Name: column, quantile, aim. Latency per output token is Vidur's own column, and the aim its error in it."""
-HOLDOUT = 0.3
-"""Share of the requests that a calibration holds out where no run is."""
+HOLDOUT = 0.3  # share of the requests that a calibration holds out where no run is
 BLOCK, WARM_UP = 32, 32
 GENERATIONS = 8
 """Requests of the capacity run per seat: in simulation 3 give a fifth more than a long run has, 8 a twentieth."""
@@ -58,7 +56,6 @@ class Setting:
     def deployment(
         self, config: str, gpu: GpuSpec, max_model_len: int, blocks: int, dtype: str = "float32"
     ) -> Deployment:
-        """Return a model on one device with the roofline's costs."""
         sizes = {"max_num_seqs": self.seqs, "max_num_batched_tokens": self.step_tokens, "block_size": BLOCK}
         kinds = {"weight_dtype": dtype, "kv_dtype": dtype, "max_model_len": max_model_len}
         limits = EngineLimits(**sizes, **kinds, watermark=0.0)
@@ -76,7 +73,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Return SETTING-LOAD-REPEAT."""
         return f"{self.setting}-{self.load}-{self.repeat}"
 
 
@@ -323,11 +319,8 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
         "model_shape": shape_facts(deployment.model),
         "gpu": deployment.gpu.name,
         "gpus": parallel.tp * parallel.pp * parallel.replicas,
-        "tp": parallel.tp,
-        "pp": parallel.pp,
-        "replicas": parallel.replicas,
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "replicas")},
+        **{name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")},
         "max_model_len": deployment.max_model_len,
         "weight_dtype": limits.weight_dtype or deployment.model.dtype,
     }

@@ -48,8 +48,7 @@ HEADLINE = "blend"
 R2S = (0.4, 0.85)
 WAITS = (0.9, 1.0, 1.2, 1.4, 2.0)
 """Bounds on waiting, in 99th percentiles of JCT under FCFS at the same load."""
-AGES = (5.0,)
-"""Tokens by which a second of age makes a request shorter."""
+AGES = (5.0,)  # tokens by which a second of age makes a request shorter
 PAPER = (  # Table 5, batch 4: FCFS, ISRTF, SJF
     (77.83, 73.57, 20.35), (116.46, 98.74, 43.63), (118.13, 118.11, 43.63), (45.08, 50.52, 13.21),
     (83.42, 72.33, 24.62), (73.93, 74.41, 31.91), (93.42, 73.43, 32.34), (134.96, 118.22, 58.39),
@@ -121,7 +120,6 @@ class Bench:
         return predict.attach(made, which, seed=seed, **options)
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
-        """Return the model on one GPU."""
         limits = EngineLimits(max_num_seqs=batch)
         return engine.deploy(MODELS[self.model][0], GPU, limits=limits, scheduler=scheduler)
 
@@ -274,9 +272,7 @@ def figure6(evaluated: Tables) -> dict[str, float]:
 # The blend: predictors that learn from different sets err differently
 Floats = npt.NDArray[np.float64]
 LAYERS, HEAD_TOKENS, TAIL_TOKENS = 5, 80, 40
-DECAY = 2000.0
-_CLIP = 4.0
-_ROUNDS = 5
+DECAY, _CLIP, _ROUNDS = 2000.0, 4.0, 5
 
 
 class Sentences:

@@ -88,12 +88,9 @@ def chosen(plan: schedule.Planner, bound_s: float, **options: bool) -> schedule.
 
 def best_by_strategy(choice: schedule.Choice | None) -> dict[str, ScheduleRow | None]:
     """Return the best schedule of each strategy over all degrees, of a choice that was searched separately."""
-    best: dict[str, ScheduleRow | None] = {strategy.value: None for strategy in Strategy}
-    for side in choice.sides if choice else ():
-        known = best[side.strategy]
-        if side.best and (known is None or side.best.throughput_rps > known.throughput_rps):
-            best[side.strategy] = side.best
-    return best
+    sides = [side for side in (choice.sides if choice else ()) if side.best]
+    best = {side.strategy: side.best for side in sorted(sides, key=lambda side: side.best.throughput_rps)}
+    return {strategy.value: best.get(strategy.value) for strategy in Strategy}
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,6 @@ class FasterTransformer:
         return float(self.rps[index]), self.static.row(index)
 
     def bounds_s(self) -> tuple[float, ...]:
-        """Return the paper's four bounds; none if no batch fits in memory."""
         quantiles = self.static.bounds_s()
         return (*quantiles, math.inf) if quantiles else ()
 
@@ -144,11 +140,6 @@ def summary_of(row: ScheduleRow | None) -> dict[str, Any] | None:
         return None
     numbers = {"rps": row.throughput_rps, "latency_s": row.latency_s, "constrained_latency_s": row.latency_high_s}
     return {"words": row.words} | {name: float(f"{value:.5g}") for name, value in numbers.items()}
-
-
-def finite(bound_s: float) -> float | None:
-    """Return a bound for JSON; None where there is none."""
-    return bound_s if math.isfinite(bound_s) else None
 
 
 Cell = Mapping[str, Any]
@@ -203,7 +194,7 @@ def _cells(served, task: str) -> list[dict[str, Any]]:
         assert other is not None  # bounds are quantiles of its latencies
         cells.append({
             "bound": bound,
-            "bound_s": finite(bound_s),
+            "bound_s": bound_s,
             "ft": {"rps": other[0], "batch": other[1].prefill_batch, "constrained_latency_s": other[1].latency_s},
             "ft_task_longest_rps": ft.static.best(bound_s).throughput_rps,
             "strategies": {name: summary_of(row) for name, row in best_by_strategy(choice).items()},
@@ -327,7 +318,7 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
         margin = _on_unseen(chosen(plan, bound_s * (1 - MARGIN)), unseen, bound_s)
         cells.append(own | {
             "bound": bound,
-            "bound_s": finite(bound_s),
+            "bound_s": bound_s,
             "gain": own["rps"] / ft_rps,
             "ft": {"rps": ft_rps, "batch": batch, "is_satisfied": bool(ft.static.latency_s[index] <= bound_s)},
             "with_margin": {"gain": margin["rps"] / ft_rps, "is_satisfied": margin["is_satisfied"]},
@@ -439,7 +430,7 @@ def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
         best = replicas and summary_of(choices[replicas].row)
         cells.append({
             "bound": bound,
-            "bound_s": finite(bound_s),
+            "bound_s": bound_s,
             "exegpt": summary_of(choices[1].row) if 1 in choices else None,
             "exegpt_in_replicas": best and best | {"rps": replicas * best["rps"], "replicas": replicas},
             "systems": {name: _best_of(found, bound_s) for name, found in curves.items()},

@@ -1,9 +1,8 @@
 """RRA on a real engine: expected schedules and those that a CPU vLLM with our scheduler class executed.
 
-A vLLM of a small random-weight model on one thread is profiled and calibrated (as in ``_live``). From these tables
-the estimator chooses schedules for a task of known lengths. The same requests go to engines with these schedules, to a
-gateway in front of the stock scheduler, and to the stock scheduler at the same concurrency; some requests always wait.
-Repeats take turns; ranges are over repeats.
+A vLLM of a small random-weight model on one thread is profiled and calibrated (as in ``_live``), and the estimator
+chooses schedules from these tables. The same requests go to engines with these schedules, to a gateway in front of the
+stock scheduler, and to the stock scheduler at the same concurrency, in turns; ranges are over repeats.
 """
 
 import asyncio
@@ -201,8 +200,6 @@ def _run_once(
     inside = (finished_s > from_s) & (finished_s <= to_s)
     latency_s = float((finished_s - sent_s)[inside & longest].mean())
     found["stock"] = {"throughput_rps": float(inside.sum() / (to_s - from_s)), "latency_s": latency_s}
-    shown = {kind: f"{of['throughput_rps']:.2f}/s {of['latency_s']:.3f} s" for kind, of in found.items()}
-    circle.say(f"{one.name} {repeat}: expected {one.throughput_rps:.2f}/s {one.latency_s:.3f} s; {shown}")
     return found
 
 

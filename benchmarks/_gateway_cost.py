@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -60,13 +61,9 @@ model_list:
     litellm_params: {{model: openai/toy, api_base: "{backend}/v1", api_key: none}}
 litellm_settings: {{telemetry: false}}
 """
-RUST = {
-    "peer.vllm_router": ("vllm-router",),
-    "peer.smg": ("smg", "launch"),
-    "peer.sglang_router": ("sglang-router", "launch"),
-}
-LIGHT = {"peer.litellm": 0.05}
-"""The share of the usual number of requests for a slow program."""
+RUST = {"peer.vllm_router": ("vllm-router",), "peer.smg": ("smg", "launch")}
+RUST |= {"peer.sglang_router": ("sglang-router", "launch")}
+LIGHT = {"peer.litellm": 0.05}  # the share of the usual number of requests for a slow program
 
 
 # Processes
@@ -90,12 +87,7 @@ class Process:
     key: str = ""
 
     def cpu_s(self) -> float:
-        """Return user and system seconds so far."""
         return group_use(self.group)[0]
-
-    def rss_mib(self) -> float:
-        """Return resident memory."""
-        return group_use(self.group)[1]
 
 
 @contextmanager
@@ -121,7 +113,7 @@ def printed_json(command: Sequence[str], cores: set[int]) -> Iterator[tuple[int,
     """Run a process; yield its group and the first line of JSON that it prints."""
     with running([sys.executable, *command], cores) as (process, log):
         until = time.monotonic() + 60.0
-        while not (lines := [line for line in log.read_text().splitlines() if line.startswith("{")]):
+        while not (lines := [line for line in log.read_text().splitlines() if re.fullmatch(r"\{.*\}", line)]):
             if time.monotonic() > until or process.poll() is not None:
                 raise RuntimeError(f"the process was not ready after 60 s: {log.read_text()[-2000:]}")
             time.sleep(0.05)
@@ -362,11 +354,11 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
     stream = chat(stream=True, tokens=8)
     closed_loop(process, chat(), max(CONNECTIONS, count // 20), CONNECTIONS)
     closed_loop(process, stream, max(CONNECTIONS, count // 100), CONNECTIONS)
-    rss_mib = [process.rss_mib()]
+    rss_mib = [group_use(process.group)[1]]
     for _ in range(10):
         closed_loop(process, chat(), int(0.9 * count) // 10, CONNECTIONS)
         closed_loop(process, stream, int(0.1 * count) // 10, CONNECTIONS)
-        rss_mib.append(process.rss_mib())
+        rss_mib.append(group_use(process.group)[1])
     return {"value": rss_mib[-1] - rss_mib[0], "unit": "MiB", "requests": count, "rss_mib": rss_mib}
 
 

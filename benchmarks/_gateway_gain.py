@@ -1,12 +1,12 @@
 """The gain of length-aware order: the gateway in front of two engines, and the simulator's prediction.
 
 Each run is a burst of recorded prompts through the complete gateway, over HTTP. 1x is the rate that two engines with
-full batches serve, as fitted to runs under FCFS; 3x and 5x are that many times as much. The policies of a shuffle run
-one after the other, so that other load on the machine affects them alike. Intervals are Student's t over shuffles.
+full batches serve, as fitted to runs under FCFS. The policies of a shuffle run one after the other, so that other load
+affects them alike. Intervals are Student's t over shuffles.
 
 Prompts are AlpacaEval's (non-commercial: for evaluation only, never for training), lengths those of Vicuna 13B's
-recorded outputs, divided by SHRINK so that a small engine serves a burst in seconds. Engines receive each length in
-``vllm_xargs.output_tokens``; the gateway sees only ``max_tokens``, which is equal for all.
+outputs, divided by SHRINK. Engines receive each length in ``vllm_xargs.output_tokens``; the gateway sees only
+``max_tokens``, which is equal for all.
 """
 
 import asyncio
@@ -14,9 +14,7 @@ import contextlib
 import json
 import math
 import os
-import sys
 import tempfile
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -223,7 +221,7 @@ def _emulated_engines(batch: int) -> Iterator[list[str]]:
 # Measurement
 async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> list[Cell]:
     """Measure and simulate all loads at one batch size."""
-    first, start_s = shuffle(shared, 999, plan.count(batch)), time.monotonic()
+    first = shuffle(shared, 999, plan.count(batch))
     await _run(urls, batch, FCFS, shuffle(shared, 998, 8))  # warms up
     _, trace, _ = await _run(urls, batch, FCFS, first)
     service = _fit([trace], batch)
@@ -241,7 +239,6 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
                 cell.preemptions[name] += preemptions
                 if name == FCFS:
                     cell.fcfs_traces.append(trace)
-        print(f"{time.monotonic() - start_s:6.1f} s  batch {batch}, shuffle {seed}", file=sys.stderr, flush=True)
     service = _fit([trace for cell in cells for trace in cell.fcfs_traces], batch)
     for cell in cells:
         for seed in range(max(plan.simulated, plan.shuffles)):

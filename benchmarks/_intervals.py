@@ -27,7 +27,6 @@ class Interval(NamedTuple):
     high_s: float
 
     def rounded(self) -> list[float]:
-        """Return all four with four digits."""
         return [float(f"{s:.4g}") for s in self]
 
 

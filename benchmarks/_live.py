@@ -79,7 +79,6 @@ class Split:
     steps: Iterations | None
 
     def calibrated(self) -> Calibration:
-        """Calibrate the costs to the runs to learn from."""
         return _circle.calibrated(self.learnt, self.scored, self.priced, self.steps)
 
 
@@ -164,7 +163,6 @@ class Circle:
             print(f"{name:44} {row['value']:10.4g} {row['unit']:9} {row.get('target', '')}", flush=True)
 
     def deployment(self, setting: Setting) -> Deployment:
-        """Return the deployment of a setting with the roofline's costs."""
         plan = self.plan
         return setting.deployment(self.config, self.gpu, plan.max_model_len, plan.blocks, plan.dtype)
 

@@ -1,7 +1,8 @@
-"""Calibrations: coverage of intervals on planted runs, the value of counters and step logs, and computing time."""
+"""Calibrations (coverage on planted runs, the value of counters and step logs, computing time), and profiles."""
 
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _circle import Run, Setting
+from _circle import Run, Setting, machine_of, this_thread
 from _harness import machine
 from _intervals import exact_interval
 
+from lengthwise import catalog
+from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.profiles import import_aiconfigurator, write_profile
 from lengthwise.engine import deploy, simulate
 from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.measure.calibration.parameters import apply
 from lengthwise.measure.calibration.result import Parameter
-from lengthwise.schema.deployment import Deployment, EngineLimits
+from lengthwise.measure.operators import measure_operators
+from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
@@ -91,8 +96,7 @@ def coverage_row(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[st
 # Counters: planted runs whose server counts its steps as vLLM does
 
 COUNTER_RUNS = 12
-PERIODS_S = (0.25, 0.5, 1.0)
-"""Between two reads of the counters, in turns."""
+PERIODS_S = (0.25, 0.5, 1.0)  # between two reads of the counters, in turns
 ANSWER_S = 0.005
 KINDS = ("requests", "counters", "log")
 """Inputs of a fit: requests alone, and counters or a log of every step as well."""
@@ -237,3 +241,42 @@ def enough(runs: Sequence[Run], least: int = TIMED_REQUESTS) -> tuple[Sequence[R
         if total >= least and at + 1 >= rounds:
             return runs[: at + 1], runs[at + 1]
     return runs[:-1], runs[-1]
+
+
+MODEL, MAX_TOKENS = "qwen2.5-0.5b", 2048
+LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=1024, weight_dtype="float32", kv_dtype="float32")
+BUDGET_S, QUICK_BUDGET_S = 300.0, 60.0
+TABLES = "data/profiles/aiconfigurator"
+
+
+def profiles(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the seconds to import one system's tables as a profile, and the error of this machine's operators.
+
+    The error is the median over operators of the median error on points that the fit has not seen.
+    """
+    rows: dict[str, Any] = {}
+    if (shared / TABLES).exists():
+        with tempfile.TemporaryDirectory() as folder:
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            profile = import_aiconfigurator(shared / TABLES, "h200_sxm", "vllm", "0.24.0")
+            write_profile(profile, Path(folder) / "h200.parquet")
+            wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+        assert len(profile) > 200_000
+        rows["profile.import_h200_s"] = {"value": wall_s, "cpu_s": cpu_s, "rows": len(profile)}
+    model, gpu, budget_s = catalog.model(MODEL), this_thread(), QUICK_BUDGET_S if quick else BUDGET_S
+    sizes = {"max_tokens": LIMITS.max_num_batched_tokens, "max_seqs": LIMITS.max_num_seqs, "max_context": MAX_TOKENS}
+    found = measure_operators(model, device="cpu", dtype="float32", threads=1, budget_s=budget_s, **sizes)
+    node = catalog.default_node(gpu, 1)
+    _, report = fit_profile(found.profile, model, gpu, node, Parallelism(), LIMITS, MAX_TOKENS)
+    details = {
+        "model": MODEL,
+        "budget_s": budget_s,
+        "points": len(found.profile),
+        "machine": machine_of(gpu, "float32"),
+        "operators": {
+            fit.name: {"rows": fit.rows, "median error": fit.median_error, "p95 error": fit.p95_error}
+            for fit in report.operators
+        },
+    }
+    value = float(np.median([fit.median_error for fit in report.operators]))
+    return rows | {"profile.cv_median_error": {"value": value, "details": details}}

@@ -1,10 +1,8 @@
 """Recorded runs of vLLM on GPUs, 300 requests each (LLMServingSim's examples, MIT).
 
-``figures`` simulates them from kernels that were profiled on the same GPUs: requests, arrivals, limits and the number
-of KV blocks are the runs' own, no constant is fitted to them. Kernels come from LLMServingSim's profile (vLLM 0.19,
-tables estimator chosen on held-out points), the host's time between steps is the roofline's default, and for TP 2 the
-link between the GPUs is the one that the run's config.json names for their own simulator. ``calibrated`` calibrates the
-plain roofline to the first half of each run and scores it on the second.
+``figures`` simulates them from LLMServingSim's profile of kernels on the same GPUs (vLLM 0.19): requests, arrivals,
+limits and KV blocks are the runs' own, no constant is fitted to them; for TP 2 the link is that of the run's config.
+``calibrated`` calibrates the plain roofline to the first half of each run and scores it on the second.
 """
 
 import gzip
@@ -120,8 +118,6 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
     return {
         "mape": float(np.abs(errors).mean()),
         "errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)),
-        "measured_s": dict(zip(STATISTICS, statistics(measured).round(4).tolist(), strict=True)),
-        "llmservingsim_errors": dict(zip(STATISTICS, other, strict=True)),
         "llmservingsim_mape": float(np.abs(other).mean()),
         "draws": mapes,
     }

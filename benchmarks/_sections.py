@@ -13,14 +13,8 @@ from typing import Any
 
 from _harness import Row, json_lines, parser, show, strict_json
 
-UNITS = {
-    "_error": "relative",
-    "_coverage": "share",
-    "_mape": "relative",
-    "_ape": "relative",
-    "_per_s": "1/s",
-    "_s": "s",
-}
+UNITS = {"_error": "relative", "_mape": "relative", "_ape": "relative"}
+UNITS |= {"_coverage": "share", "_per_s": "1/s", "_s": "s"}
 """Unit by the end of a figure's name, where neither target nor value names one; the first that fits."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"

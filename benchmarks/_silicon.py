@@ -30,7 +30,6 @@ from lengthwise.engine import deploy, simulate
 from lengthwise.schema.cost_tables import CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.profile import Profile
 from lengthwise.schema.records import Records
 from lengthwise.schema.workload import Workload
 
@@ -82,7 +81,6 @@ class Point:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Return the model and the GPU."""
         return self.model, self.gpu
 
     @property
@@ -212,7 +210,6 @@ class Loop:
         return self.prompt[1] + self.output[1] + 1
 
     def workload(self, seed: int = 0) -> Workload:
-        """Return ten requests per client, all waiting from the start."""
         rng, n = np.random.default_rng(seed), PROMPTS_PER_CLIENT * self.clients
         prompt, output = (rng.integers(*of, size=n, endpoint=True) for of in (self.prompt, self.output))
         return Workload(np.zeros(n), prompt, output, concurrency=self.clients)
@@ -369,28 +366,14 @@ def simulated(point: Point, ops: RankOperators, host: Host) -> tuple[float, floa
         ValueError: The weights leave no room for two of the longest requests.
     """
     loop = loop_of(point)
-    limits = EngineLimits(
-        max_num_seqs=loop.clients,
-        max_num_batched_tokens=max(loop.budget, loop.clients),
-        max_model_len=loop.longest,
-        weight_dtype=point.dtype,
-        kv_dtype=ops.shard.kv_dtype,
-    )
+    limits = _limits(point, loop.clients, loop.longest, loop.budget)
     gpu, cut = ops.kernels.gpu, Parallelism(point.tp * point.dp)
     plan = cost.plan_memory(ops.model, gpu, cut, limits, loop.longest, num_blocks=None)
     if plan.num_blocks * BLOCK < 2 * loop.longest:
         raise ValueError(f"{point.id}: weights leave no room")
-    deployment = Deployment(
-        model=ops.model,
-        gpu=gpu,
-        node=ops.node,
-        parallel=Parallelism(),
-        limits=limits,
-        scheduler=policy.scheduler("vllm_v1" if loop.mixed else "vllm_v0"),
-        cost=ops.tables(host, loop),
-        kv=plan,
-        max_model_len=loop.longest,
-    )
+    scheduler = policy.scheduler("vllm_v1" if loop.mixed else "vllm_v0")
+    parts = {"model": ops.model, "gpu": gpu, "node": ops.node, "parallel": Parallelism(), "limits": limits, "kv": plan}
+    deployment = Deployment(**parts, scheduler=scheduler, cost=ops.tables(host, loop), max_model_len=loop.longest)
     ttft_s, tpot_s = means(simulate(loop.workload(), deployment, keep_steps=0))
     return ttft_s + loop.wait_steps * tpot_s + host.front_s(point), tpot_s
 
@@ -515,15 +498,8 @@ SPREADS: dict[str, float] = {
     **{f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]},
 }
 NAMES = tuple(SPREADS)
-FIRST = {
-    "step": 300e-6,
-    "sequence": 6e-6,
-    "routing": 0.05,
-    "launch": 100e-6,
-    "request": 15e-3,
-    "experts_request": 40e-3,
-    "queue": 3e-3,
-}
+FIRST = {"step": 300e-6, "sequence": 6e-6, "routing": 0.05, "launch": 100e-6}
+FIRST |= {"request": 15e-3, "experts_request": 40e-3, "queue": 3e-3}
 """Values that the factors of the host's constants multiply, in seconds; of ``1 - routing_power`` for routing."""
 FRONT = ("request", "experts_request", "queue")
 HUBER, ROUNDS, TTFT_WEIGHT = 0.08, 12, 0.5
@@ -761,15 +737,9 @@ def is_expressible(point: Point) -> bool:
 def deployed(point: Point, cost: str | CostTables, host: str | HostOverhead) -> Deployment:
     """Return the point's deployment as a user would request it; raise InputError: it does not fit these GPUs."""
     loop = loop_of(point)
-    return deploy(
-        point.model,
-        point.gpu,
-        tp=point.tp,
-        limits=_limits(point, loop.clients, loop.longest, loop.budget),
-        scheduler="vllm_v1" if loop.mixed else "vllm_v0",
-        cost=cost,
-        host=host,
-    )
+    limits = _limits(point, loop.clients, loop.longest, loop.budget)
+    scheduler = "vllm_v1" if loop.mixed else "vllm_v0"
+    return deploy(point.model, point.gpu, tp=point.tp, limits=limits, scheduler=scheduler, cost=cost, host=host)
 
 
 def _limits(point: Point, seqs: int, longest: int, budget: int = 8192) -> EngineLimits:
@@ -777,9 +747,7 @@ def _limits(point: Point, seqs: int, longest: int, budget: int = 8192) -> Engine
     return EngineLimits(seqs, tokens, max_model_len=longest, **kinds)
 
 
-@cache
-def _profile(shared: Path, gpu: str, backend: str) -> Profile:
-    return import_aiconfigurator(shared / TABLES, f"{gpu.lower()}_sxm", backend, VERSION)
+_profile = cache(import_aiconfigurator)
 
 
 def _fitted_tables(group: Sequence[Point], shared: Path) -> CostTables:
@@ -788,5 +756,8 @@ def _fitted_tables(group: Sequence[Point], shared: Path) -> CostTables:
     longest = max(loop.longest for loop in loops)
     limits = _limits(one, max(loop.clients for loop in loops), longest)
     model, gpu = catalog.model(one.model), catalog.gpu(one.gpu)
-    node, profile = catalog.default_node(gpu, one.tp), _profile(shared, one.gpu, one.backend)
+    node, profile = (
+        catalog.default_node(gpu, one.tp),
+        _profile(shared / TABLES, f"{one.gpu.lower()}_sxm", one.backend, VERSION),
+    )
     return fit_profile(profile, model, gpu, node, Parallelism(one.tp), limits, longest)[0]

@@ -1,9 +1,8 @@
 """Argonne's LLM-Inference-Bench: static batches of equal input and output on many GPUs, from the roofline alone.
 
 No constant of the kernels was fitted on any of these rows. The engines are those of 2024, whose hosts delayed every
-step by milliseconds: two constants per engine, each GPU's from the rows of the other NVIDIA GPUs. A batch is modelled
-as all requests at once under the engine's memory, since most large ones do not fit at a time. Data:
-github.com/argonne-lcf/LLM-Inference-Bench.
+step by milliseconds: two constants per engine, each GPU's from the rows of the other NVIDIA GPUs. All requests of a
+batch come at once under the engine's memory. Data: github.com/argonne-lcf/LLM-Inference-Bench.
 """
 
 from collections import Counter

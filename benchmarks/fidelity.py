@@ -1,14 +1,10 @@
 """Fidelity: predictions against measurements, for every ground truth that this machine allows.
 
 ``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read
-recorded runs from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared) and are skipped with
-a reason where it is absent; ``coverage`` calibrates to planted runs, ``counters`` to ones whose server counts as vLLM
-does; ``times`` measures the time of calibrations; ``profiles`` measures this machine's operators; ``gpu`` runs the
-campaign of gpu_campaign.py where torch finds a CUDA GPU.
-
---save writes the rows to results/fidelity.json, from which `make tables` renews docs/fidelity.md, and moves those of
-campaigns that newer ones replace to results/fidelity-earlier.json; --take ROWS.JSON does so with a campaign that was
-measured apart (_live.py --out).
+recorded runs from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared); ``coverage`` and
+``counters`` calibrate to planted runs; ``times`` measures the time of calibrations, ``profiles`` this machine's
+operators; ``gpu`` runs the campaign of gpu_campaign.py. --save archives campaigns that newer ones replace in
+results/fidelity-earlier.json; --take ROWS.JSON takes one that was measured apart (_live.py --out).
 """
 
 from _harness import making
@@ -23,7 +19,7 @@ MODULES = {
     "times": "_planted:times",
     "silicon": "_silicon",
     "brackets": "_brackets",
-    "profiles": "_profiles",
+    "profiles": "_planted:profiles",
     "gpu": "gpu_campaign",
 }
 

@@ -107,17 +107,10 @@ class Clock:
 
     @property
     def end_s(self) -> float:
-        """Return the seconds of the last part."""
         return min(60.0, 0.2 * self.budget_s)
 
-    @property
-    def elapsed_s(self) -> float:
-        """Return the seconds since the start."""
-        return time.monotonic() - self.start_s
-
     def left_s(self) -> float:
-        """Return the seconds until the budget is used up; never below 0."""
-        return max(0.0, self.budget_s - self.elapsed_s)
+        return max(0.0, self.budget_s - (time.monotonic() - self.start_s))
 
     def to_measure_s(self) -> float:
         """Return the seconds until calibration has to begin."""

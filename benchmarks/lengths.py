@@ -1,8 +1,7 @@
 """Lengths: Multi-Bin Batching's theory and gains, predictors, schedulers that use predictions.
 
-Sections that need recorded data look for it in the folder ``shared`` beside the checkout (or in
-LENGTHWISE_SHARED, or --shared) and are skipped with a reason where it is absent. --save writes the rows of the chosen
-sections to results/lengths.json, beside those of others.
+Sections that need recorded data look for it in the folder ``shared`` beside the checkout (or in LENGTHWISE_SHARED, or
+--shared) and are skipped with a reason where it is absent.
 """
 
 from _sections import Sections
