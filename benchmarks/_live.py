@@ -97,10 +97,8 @@ def figures(
         raise FileNotFoundError("no torch to profile this machine with: make torch")
     with tempfile.TemporaryDirectory() as folder:
         place, work = Path(out or Path(folder) / "out").resolve(), Path(folder)
-        python = "" if again else _vllm.require()
-        config = (
-            None if again else json.loads((_vllm.make_model(work / plan.size, plan.size) / "config.json").read_text())
-        )
+        python, model = ("", None) if again else (_vllm.require(), _vllm.make_model(work / plan.size, plan.size))
+        config = model and json.loads((model / "config.json").read_text())
         circle = Circle(place, work, plan, config, again=again, python=python)
         rows: dict[str, Any] = {}
         for section in only:
@@ -139,8 +137,9 @@ class Circle:
             self.gpu = GpuSpec(**known["gpu"] | {"aliases": tuple(known["gpu"]["aliases"])})
             return
         Path(self.config).write_text(json.dumps(config, indent=1))
-        for old in (*out.glob("*.measured.parquet"), *out.glob("*.simulated.parquet"), out / "rows.json"):
-            old.unlink(missing_ok=True)
+        for name in ("*.measured.parquet", "*.simulated.parquet", "profile.points.jsonl", "rows.json"):
+            for old in out.glob(name):
+                old.unlink()
         self.gpu = device_of(device, plan.dtype)
         self.machine = machine_of(self.gpu, plan.dtype)
         path.write_text(strict_json({"gpu": asdict(self.gpu), "machine": self.machine} | self.measured_by))
@@ -206,7 +205,7 @@ class Circle:
             self.runs = [run for setting in self.plan.settings for run in self.saved_runs(setting)]
         else:
             with contextlib.ExitStack() as engines:
-                turns = []
+                self.runs, turns = [], []
                 for setting in self.plan.settings:
                     d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
                     engine = engines.enter_context(_vllm.served(d, self.model, log))
