@@ -314,7 +314,7 @@ class RankOperators(Operators):
             self.experts.grouped_gemm("experts down", rows, hit, hidden, width),
         ]
         if ffn.shared_intermediate:
-            works += [self._rename(work, "shared ") for work in self._mlp(tokens, ffn.shared_intermediate)]
+            works += [replace(w, name=f"shared {w.name}") for w in self._mlp(tokens, ffn.shared_intermediate)]
         return works
 
     def step_s(self, host: Host, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0) -> Any:
