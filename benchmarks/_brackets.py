@@ -1,29 +1,25 @@
 """Coverage of the 90 % intervals of ``simulate``: 16 draws of the cost model's own errors, 5th to 95th percentile.
 
 Silicon points (those that ``deploy`` can express, of recorded clients) are predicted by ``deploy`` and ``simulate``
-with the host and front of other models and GPUs. Nothing of a point enters its own interval, but the standard
-deviations were published with fits of kernels on these GPUs. Points of a pair of model and GPU are sweeps of loads and
-settings: intervals of a coverage draw complete pairs.
+with the host and front of other models and GPUs; the standard deviations were published with fits of kernels on these
+GPUs. Points of a pair of model and GPU are sweeps: intervals of a coverage draw complete pairs.
 
 The spread of the front on the slow side (``cost.roofline_tables.FRONT_SLOW_LOG_SD`` ships it) is fitted to the TTFT of
-one half of the pairs: that with which the share of points above their intervals is closest to one in twenty. The
-headline of TTFT is of the other half, that of TPOT of all. That the front is skewed was chosen with all points in view.
+one half of the pairs, and the headline of TTFT is of the other half. That the front is skewed was chosen with all
+points in view.
 """
-
-from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from _intervals import MIN_GROUPS, share_interval
-from _silicon import deployed, is_expressible, unseen_factors, unseen_host
-from _silicon_rows import Point, loop_of, means, read
+from _intervals import MIN_GROUPS, Interval, share_interval, sides
+from _silicon import Point, deployed, is_expressible, loop_of, means, read, unseen_factors, unseen_host
 
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed
@@ -34,7 +30,6 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 
 QUICK, SEED, EVERY = 12, 5, 40
-METRICS = ("ttft", "tpot")
 FITTED, HELD_OUT = "fitted half", "other half"
 WAITS, NO_WAITS = "told to wait by the engine's settings", "no such wait"
 GRID = tuple(round(0.1 * i, 1) for i in range(31))
@@ -42,21 +37,12 @@ _Z90 = 1.645
 _TAIL = (1 - LEVEL) / 2
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """One measured number, its prediction and interval; ``of`` has further words by which it is counted."""
+class Bracket(NamedTuple):
+    """One measured number with its interval; ``of`` has further words by which it is counted."""
 
     metric: str
     of: dict[str, str]
-    measured: float
-    said: float
-    low: float
-    high: float
-
-    @property
-    def holds(self) -> bool:
-        """Return whether the measured value lies within."""
-        return self.low <= self.measured <= self.high
+    ends: Interval
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
@@ -69,12 +55,13 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     found = []
     for point in (able[i] for i in sorted(chosen)):
         found += of_point(point, unseen_host(thetas, point), FITTED if point.pair in fitted else HELD_OUT)
-    rows = {f"fidelity.brackets.{metric}_coverage": _row(found, metric) for metric in METRICS}
     half = [point for point in able if point.pair in fitted][:: EVERY if quick else 1]
     again = spread(half, lambda point: unseen_host(thetas, point))
-    about = {"shipped": FRONT_SLOW_LOG_SD, "fit_result": again, "points": len(half)}
-    rows["fidelity.brackets.ttft_coverage"]["details"]["front_slow_log_sd"] = about
-    return rows
+    about = {"front_slow_log_sd": {"shipped": FRONT_SLOW_LOG_SD, "fit_result": again, "points": len(half)}}
+    return {
+        "fidelity.brackets.ttft_coverage": _row(found, "ttft", about),
+        "fidelity.brackets.tpot_coverage": _row(found, "tpot", {}),
+    }
 
 
 def of_point(point: Point, host: HostOverhead, half: str) -> list[Bracket]:
@@ -87,10 +74,8 @@ def of_point(point: Point, host: HostOverhead, half: str) -> list[Bracket]:
     ends = interval(lambda one: list(means(simulate(requests, one, keep_steps=0))), deployment)
     of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id), "half": half}
     of["waits"] = WAITS if loop_of(point).wait_steps else NO_WAITS
-    return [
-        Bracket(metric, of, getattr(point, f"{metric}_s"), *numbers)
-        for metric, numbers in zip(METRICS, zip(*ends, strict=True), strict=True)
-    ]
+    measured = (point.ttft_s, point.tpot_s)
+    return [Bracket(name, of, Interval(*s)) for name, *s in zip(("ttft", "tpot"), measured, *ends, strict=True)]
 
 
 def interval(
@@ -106,44 +91,37 @@ def interval(
 def coverage(found: Sequence[Bracket]) -> dict[str, Any]:
     """Return coverage with its interval over pairs, the misses by side, the bias, and stated and observed log_sd."""
     pairs: dict[tuple[str, str], list[bool]] = {}
-    for one in found:
-        pairs.setdefault((one.of["model"], one.of["gpu"]), []).append(one.holds)
+    for _, of, ends in found:
+        pairs.setdefault((of["model"], of["gpu"]), []).append(ends.low_s <= ends.measured_s <= ends.high_s)
     ci = share_interval(pairs, SEED) if len(pairs) >= MIN_GROUPS else None
-    misses = np.array([math.log(one.measured / one.said) for one in found])
-    own = [math.log(one.high / one.low) / (2 * _Z90) for one in found]
-    return {
-        "n": len(found),
-        "pairs": len(pairs),
-        "coverage": round(sum(one.holds for one in found) / len(found), 3),
-        "ci": None if ci is None else [round(x, 3) for x in ci],
-        "below": sum(one.measured < one.low for one in found),
-        "above": sum(one.measured > one.high for one in found),
-        "bias": round(float(np.median(misses)), 3),
-        "log_sd_seen": round(float(np.quantile(np.abs(misses), LEVEL) / _Z90), 3),
-        "log_sd_told": round(float(np.median(own)), 3),
+    counts, misses = (
+        sides([b.ends for b in found]),
+        np.array([math.log(b.ends.measured_s / b.ends.said_s) for b in found]),
+    )
+    own = [math.log(b.ends.high_s / b.ends.low_s) / (2 * _Z90) for b in found]
+    numbers = {
+        "coverage": counts["satisfied"] / len(found),
+        "bias": np.median(misses),
+        "log_sd_seen": np.quantile(np.abs(misses), LEVEL) / _Z90,
+        "log_sd_told": np.median(own),
     }
+    rounded = {name: round(float(number), 3) for name, number in numbers.items()}
+    return counts | {"pairs": len(pairs), "ci": ci and [round(x, 3) for x in ci]} | rounded
 
 
-def _row(found: Sequence[Bracket], metric: str) -> dict[str, Any]:
+def _row(found: Sequence[Bracket], metric: str, about: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a metric: the coverage of held-out points, and coverage by what brackets are of."""
-
-    def by(some: Sequence[Bracket], key: Callable[[Bracket], str]) -> dict[str, Any]:
-        groups: dict[str, list[Bracket]] = {}
-        for one in some:
-            groups.setdefault(key(one), []).append(one)
-        return {name: coverage(groups[name]) for name in sorted(groups)}
-
     head = [b for b in found if b.metric == metric]
     report = coverage([b for b in head if metric != "ttft" or b.of["half"] == HELD_OUT])
-    details: dict[str, Any] = {"expected": LEVEL, "report": report, "of_all": coverage(head)}
-    details["by_pair"] = by(head, lambda b: f"{b.of['model']} on {b.of['gpu']}")
-    details["by_engine_and_gpu"] = by(head, lambda b: f"{b.of['backend']} on {b.of['gpu']}")
-    for key in ("half", "waits"):
-        details[f"by_{key}"] = by(head, lambda b, key=key: b.of[key])
-    details["columns"] = ["point", "measured_s", "said_s", "low_s", "high_s"]
-    details["rows"] = [[b.of["id"], *(float(f"{x:.4g}") for x in (b.measured, b.said, b.low, b.high))] for b in head]
-    about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
-    return {"value": report["coverage"], "details": details} | about
+    details: dict[str, Any] = {"expected": LEVEL, "report": report, "of_all": coverage(head)} | about
+    groups = {"pair": "{model} on {gpu}", "engine_and_gpu": "{backend} on {gpu}", "half": "{half}", "waits": "{waits}"}
+    for key, words in groups.items():
+        some: dict[str, list[Bracket]] = {}
+        for bracket in head:
+            some.setdefault(words.format(**bracket.of), []).append(bracket)
+        details[f"by_{key}"] = {name: coverage(some[name]) for name in sorted(some)}
+    head_of = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
+    return {"value": report["coverage"], "details": details} | head_of
 
 
 def fitted_pairs(points: Sequence[Point]) -> frozenset[tuple[str, str]]:

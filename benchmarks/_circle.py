@@ -1,27 +1,32 @@
-"""Parts of every campaign that measures, calibrates and simulates: settings, requests, runs and their errors."""
+"""Parts of every campaign: devices, settings, requests, engines measured in turns, simulations, errors and rows."""
 
-from __future__ import annotations
-
+import contextlib
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import _harness
 import numpy as np
+from _intervals import Interval, exact_interval, of_repeats, of_run, sides
 
-from lengthwise import Deployment, EngineLimits, Status, Workload, deploy, simulate
+from lengthwise import Deployment, EngineLimits, Status, Workload, catalog, deploy, simulate
+from lengthwise.cost.model_error import perturbed_deployments
+from lengthwise.measure import write_records
 from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.metrics.columns import request_column
-from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.cost_tables import CostTables, PartError
+from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
 from lengthwise.schema.specs import GpuSpec
 
 LOADS = {"static": None, "half": 0.5, "high": 0.85}
 """All at once, or Poisson arrivals at a share of the measured capacity."""
-LEARNT = ("static", "half")
-"""Loads that a calibration is fitted to."""
+LEARNT = ("static", "half")  # loads that a calibration is fitted to
 METRICS = {
     "jct_p50": ("jct_s", 0.5, 0.10),
     "jct_p95": ("jct_s", 0.95, 0.10),
@@ -31,8 +36,10 @@ METRICS = {
     "normalized_latency_p50": ("normalized_latency_s", 0.5, 0.09),
 }
 """Name: column, quantile, aim. Latency per output token is Vidur's own column, and the aim its error in it."""
-HOLDOUT = 0.3
-"""Share of the requests that a calibration holds out where no run is."""
+HOLDOUT = 0.3  # share of the requests that a calibration holds out where no run is
+BLOCK, WARM_UP = 32, 32
+GENERATIONS = 8
+"""Requests of the capacity run per seat: in simulation 3 give a fifth more than a long run has, 8 a twentieth."""
 _LENGTH_DRAWS = 10_000
 _ARRIVALS_SHARE = 0.7
 """Of the time for a run, the part in which its requests arrive; in the rest the last of them finish."""
@@ -46,10 +53,13 @@ class Setting:
     seqs: int
     step_tokens: int
 
-    def limits(self, max_model_len: int, block_size: int) -> EngineLimits:
-        """Return the limits of the deployment."""
-        sizes = {"max_num_seqs": self.seqs, "max_num_batched_tokens": self.step_tokens, "block_size": block_size}
-        return EngineLimits(**sizes, max_model_len=max_model_len, watermark=0.0, weight_dtype=None)
+    def deployment(
+        self, config: str, gpu: GpuSpec, max_model_len: int, blocks: int, dtype: str = "float32"
+    ) -> Deployment:
+        sizes = {"max_num_seqs": self.seqs, "max_num_batched_tokens": self.step_tokens, "block_size": BLOCK}
+        kinds = {"weight_dtype": dtype, "kv_dtype": dtype, "max_model_len": max_model_len}
+        limits = EngineLimits(**sizes, **kinds, watermark=0.0)
+        return deploy(config, gpu, limits=limits, num_blocks=blocks)
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Return SETTING-LOAD-REPEAT."""
         return f"{self.setting}-{self.load}-{self.repeat}"
 
 
@@ -88,10 +97,7 @@ class Lengths:
     def arriving(
         self, tokens_s: float, seconds: float, seed: int, name: str, *, least: int = 80, most: int = 600
     ) -> Workload:
-        """Return Poisson arrivals of ``tokens_s`` output tokens per second for about ``seconds``.
-
-        The mean of a hundred gaps is easily 10 % off: gaps are stretched to the rate of these very requests.
-        """
+        """Return Poisson arrivals of ``tokens_s`` output tokens per second, to which gaps are stretched."""
         mean_tokens = self.workload(_LENGTH_DRAWS, 0, None).output_tokens.mean()
         n = min(most, max(least, round(tokens_s / mean_tokens * seconds)))
         made = self.workload(n, seed, 1.0, name)
@@ -102,11 +108,8 @@ class Lengths:
 def capacity_tokens_s(measured: Measured) -> float:
     """Return output tokens per second while requests wait: from the first that finishes to the last that starts.
 
-    Needs requests that came all at once, many times as many as there are seats. A window up to the last finished
-    request contains idle seats, and one of finished requests has the short ones: it gave up to 44 % more.
-
-    Raises:
-        ValueError: No request waited.
+    Requests must come all at once, many times as many as there are seats; raises ValueError if none waited. A window of
+    finished requests has the short ones: it gave up to 44 % more.
     """
     r, tokens = measured.records.requests, measured.tokens
     assert tokens is not None, "the engine records token times"
@@ -117,50 +120,67 @@ def capacity_tokens_s(measured: Measured) -> float:
     return float(tokens.tokens[within].sum() / (high_s - low_s))
 
 
-def measure_loads(
-    bench: Callable[[Workload], Measured],
-    setting: Setting,
-    lengths: Lengths,
-    *,
-    static_n: int,
-    seconds: float,
-    repeats: int,
-    on_run: Callable[[Run], None],
-    say: Callable[[str], None],
-    least: int = 80,
-    left_s: Callable[[], float] = lambda: math.inf,
-) -> list[Run]:
-    """Measure every load ``repeats`` times in turns, so that a machine that slows down slows all of them.
+@dataclass
+class Turn:
+    """One setting's engine and the requests of each load, the same at every repeat.
 
-    A load has ``least`` requests even where ``seconds`` would have fewer arrive. First runs share the time that
-    ``left_s`` returns; a run that would not end in time is skipped, with a message.
+    ``static_s`` is about the duration of the load of all requests at once, ``seconds`` that of arrivals under the
+    others, of at least ``least`` requests; ``named`` receives each run that has ended, ``left_s`` is left to measure.
     """
-    runs: list[Run] = []
-    duration_s: dict[str, float] = {}
-    workloads = {"static": lengths.workload(static_n, 1, None, "static")}
-    for repeat in range(repeats):
-        for k, (load, share) in enumerate(LOADS.items()):
-            if share is not None and load not in workloads:
-                window_s = min(seconds, _ARRIVALS_SHARE * left_s() / (len(LOADS) - k))
-                tokens_s = share * capacity_tokens_s(runs[0].measured)
-                workloads[load] = lengths.arriving(tokens_s, window_s, 10 + k, load, least=least)
-            need_s = duration_s.get(load, float(workloads[load].arrival_s[-1]))
-            if need_s > left_s():
-                say(f"{setting.name}-{load}-{repeat} left out: {need_s:.0f} s are needed, {left_s():.0f} s are left")
-                continue
-            started = time.monotonic()
-            run = Run(setting.name, load, repeat, bench(workloads[load]))
-            duration_s[load] = time.monotonic() - started
-            runs.append(run)
-            on_run(run)
-            say(outcome(run))
-    return runs
+
+    setting: Setting
+    bench: Callable[[Workload], Measured]
+    named: Callable[[Run], None]
+    lengths: Lengths
+    static_s: float
+    seconds: float
+    least: int = 80
+    left_s: Callable[[], float] = lambda: math.inf
+    workloads: dict[str, Workload] = field(default_factory=dict)
+    duration_s: dict[str, float] = field(default_factory=dict)
+    capacity_tokens_s: float = 0.0
+
+    def warm(self) -> None:
+        """Warm up, size the static load by a second short run, and measure the capacity."""
+        for _ in range(2):  # the first is the engine's own warm-up
+            first = self.bench(self.lengths.workload(WARM_UP, 0, None, "warm-up"))
+        rate_rps = WARM_UP / float(np.nanmax(first.records.requests.finished_s))
+        n = min(500, max(60, round(rate_rps * min(self.static_s, self.left_s() / 6))))
+        self.workloads["static"] = self.lengths.workload(n, 1, None, "static")
+        full = self.bench(self.lengths.workload(GENERATIONS * self.setting.seqs, 2, None, "capacity"))
+        self.capacity_tokens_s = capacity_tokens_s(full)
+
+    def run(self, load: str, repeat: int) -> Run:
+        """Measure the load once; raise TimeoutError: the run would not end within the time left."""
+        name, at = f"{self.setting.name}-{load}-{repeat}", list(LOADS).index(load)
+        if load not in self.workloads:  # Poisson loads are shares of the capacity; first runs share the time
+            window_s = min(self.seconds, _ARRIVALS_SHARE * self.left_s() / (len(LOADS) - at))
+            tokens_s = LOADS[load] * self.capacity_tokens_s
+            self.workloads[load] = self.lengths.arriving(tokens_s, window_s, 10 + at, load, least=self.least)
+        need_s = self.duration_s.get(load, float(self.workloads[load].arrival_s[-1]))
+        if need_s > self.left_s():
+            raise TimeoutError(f"{name} left out: {need_s:.0f} s are needed, {self.left_s():.0f} s are left")
+        started_s = time.monotonic()
+        measured = self.bench(self.workloads[load])
+        self.duration_s[load] = time.monotonic() - started_s
+        known = {**measured.metadata, "capacity_tokens_s": round(self.capacity_tokens_s, 1)}
+        run = Run(self.setting.name, load, repeat, replace(measured, metadata=known))
+        self.named(run)
+        return run
 
 
-def outcome(run: Run) -> str:
-    """Return a line about a run: requests and quantiles."""
-    found = ", ".join(f"{name} {1000 * value_s:.1f} ms" for name, value_s in quantiles(run.measured.records).items())
-    return f"{run.name}: {len(run.measured.workload)} requests, {found}"
+def in_turns(turns: Sequence[Turn], repeats: int, say: Callable[[str], None]) -> None:
+    """Measure every load of every setting in turns: a machine that changes its speed changes it for all of them."""
+    for turn in turns:
+        turn.warm()
+    for repeat, load, turn in itertools.product(range(repeats), LOADS, turns):
+        try:
+            run = turn.run(load, repeat)
+        except TimeoutError as error:
+            say(str(error))
+            continue
+        found = ", ".join(f"{name} {1000 * s:.1f} ms" for name, s in quantiles(run.measured.records).items())
+        say(f"{run.name}: {len(run.measured.workload)} requests, {found}")
 
 
 def quantiles(records: Records) -> dict[str, float]:
@@ -181,9 +201,12 @@ def simulated(deployment: Deployment, run: Run) -> Records:
     return simulate(replace(workload, arrival_s=arrival_s, **lengths), deployment)
 
 
-def as_simulated(records: Records, run: Run) -> Measured:
-    """Return simulated records of a run for a file."""
-    return Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
+def write_simulated(folder: Path, deployment: Deployment, run: Run) -> Records:
+    """Simulate a run and write its records beside the measured ones."""
+    records = simulated(deployment, run)
+    of = Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
+    write_records(of, folder / f"{run.name}.simulated.parquet")
+    return records
 
 
 def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
@@ -197,11 +220,7 @@ def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> d
 
 
 def calibrated(
-    learnt: Sequence[Run],
-    held_out: Sequence[Run],
-    deployment: Deployment,
-    iterations: Iterations | None = None,
-    masks: str = "auto",
+    learnt: Sequence[Run], held_out: Sequence[Run], deployment: Deployment, iterations: Iterations | None = None
 ) -> Calibration:
     """Calibrate to some runs and score on others, or without any on last requests; warnings do not stop it."""
 
@@ -214,7 +233,6 @@ def calibrated(
         holdout=list(map(named, held_out)) or HOLDOUT,
         iterations=iterations,
         allow=("warnings",),
-        masks=masks,
     )
 
 
@@ -230,6 +248,69 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     return found
 
 
+def iterations_of(folder: Path, run: str) -> Path:
+    """Return the path of the engine's log of a run."""
+    return folder / f"{run}.iterations.log"
+
+
+def _device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: float, source: str) -> GpuSpec:
+    """Return a device without a data sheet."""
+    price = {"price_per_hour_usd": 0.1, "price_source": "none: a local device"}
+    return GpuSpec(name, flops, memory_bytes, bandwidth, tdp_w=10.0, idle_w=1.0, source=source, **price)
+
+
+def this_thread() -> GpuSpec:
+    """Return one thread of this processor as a device: peaks that NumPy reaches."""
+    code = (
+        "import json, time, numpy as np\n"
+        "a = np.ones((1024, 1024), np.float32); b = np.ones(2**26, np.float32); c = np.empty_like(b)\n"
+        "def best(f):\n"
+        "    out = []\n"
+        "    for _ in range(7):\n"
+        "        s = time.perf_counter(); f(); out.append(time.perf_counter() - s)\n"
+        "    return min(out)\n"
+        "print(json.dumps([2 * 1024**3 / best(lambda: a @ a), 2 * b.nbytes / best(lambda: np.copyto(c, b))]))"
+    )
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    flops, bandwidth = _harness.fresh_process(code, **one)
+    source = "measured with NumPy: a product of 1024 x 1024, a copy of 256 MiB"
+    return _device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source)
+
+
+def device_of(device: str, dtype: str) -> GpuSpec:
+    """Return one thread of this processor, or the GPU: the catalog's, else one of the peaks that torch reaches."""
+    if device == "cpu":
+        return this_thread()
+    import torch
+
+    name = torch.cuda.get_device_name()
+    with contextlib.suppress(UnknownNameError):
+        return catalog.gpu(name)
+    a = torch.ones(8192, 8192, dtype=getattr(torch, dtype), device=device)
+    b = torch.ones(2**29, dtype=torch.float32, device=device)
+    c = torch.empty_like(b)
+
+    def best_s(work: Callable[[], Any]) -> float:
+        seconds = []
+        for _ in range(7):
+            start = time.perf_counter()
+            work()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    flops, bandwidth = {dtype: 2 * 8192**3 / best_s(lambda: a @ a)}, 2 * b.nbytes / best_s(lambda: c.copy_(b))
+    source = "measured with torch: a product of 8192 x 8192, a copy of 2 GiB"
+    return _device(name, flops, memory_bytes, bandwidth, source)
+
+
+def machine_of(gpu: GpuSpec, dtype: str) -> dict[str, Any]:
+    """Return the facts of the machine and the peaks of the device."""
+    peaks = {f"{dtype}_gflops": gpu.peak_flops.get(dtype, math.nan), "copy_gb_per_s": gpu.bandwidth_bytes_per_s}
+    return {**_harness.machine(), "device": gpu.name} | {name: round(peak / 1e9, 1) for name, peak in peaks.items()}
+
+
 def facts_of(deployment: Deployment) -> dict[str, Any]:
     """Return the facts of the measured deployment for records, as ``lengthwise bench`` with a scenario records them."""
     parallel, limits = deployment.parallel, deployment.limits
@@ -238,18 +319,164 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
         "model_shape": shape_facts(deployment.model),
         "gpu": deployment.gpu.name,
         "gpus": parallel.tp * parallel.pp * parallel.replicas,
-        "tp": parallel.tp,
-        "pp": parallel.pp,
-        "replicas": parallel.replicas,
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "replicas")},
+        **{name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")},
         "max_model_len": deployment.max_model_len,
         "weight_dtype": limits.weight_dtype or deployment.model.dtype,
     }
 
 
-def deployment_of(
-    config: str, gpu: GpuSpec, limits: EngineLimits, blocks: int, scheduler: Any = "vllm_v1"
-) -> Deployment:
-    """Return a model on one device with the roofline's costs."""
-    return deploy(config, gpu, limits=limits, num_blocks=blocks, scheduler=scheduler)
+COUNTED = tuple(name for name in METRICS if name != "normalized_latency_p50")
+"""Latency per token follows from JCT and TPOT: counted as well it would make chance look smaller than it is."""
+LEVEL, DRAWS = 0.95, 64
+
+
+def rows(
+    prefix: str,
+    of_tables: Mapping[str, Mapping[str, Mapping[str, float]]],
+    runs: Sequence[Run],
+    held_out: Sequence[Run],
+    answers: Mapping[str, Records],
+) -> dict[str, dict[str, Any]]:
+    """Return a row per metric: the median over held-out loads of the absolute error, against medians of repeats.
+
+    ``of_tables``: errors by "calibrated", "profile", "roofline", then by run, then by metric; ``answers``: records of
+    the calibrated simulation by run, for the interval.
+    """
+    floor, found = spread(runs), {}
+    for metric, (column, q, target) in METRICS.items():
+        each = {kind: {run: of[metric] for run, of in by_run.items()} for kind, by_run in of_tables.items()}
+        loads = {kind: by_load(of, held_out, metric) for kind, of in each.items()}
+        value = statistics.median(map(abs, loads["calibrated"].values()))
+        draws: dict[str, list[Any]] = {}
+        for seed, run in enumerate(held_out):
+            both = (finished_seconds(of, column) for of in (run.measured.records, answers[run.name]))
+            draws.setdefault(f"{run.setting}-{run.load}", []).append(of_run(*both, q, seed))
+        ends = of_repeats(draws, value)
+        details: dict[str, Any] = {
+            "median_of": {kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()},
+            "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held_out), 4),
+            "signed_by_load": {
+                load: {kind: round(of[load], 4) for kind, of in loads.items()} for load in loads["calibrated"]
+            },
+            "signed_by_run": {run.name: {kind: round(of[run.name], 4) for kind, of in each.items()} for run in runs},
+        }
+        for load, of in details["signed_by_load"].items():
+            of["repeats_spread"] = round(floor[load][metric], 4)
+        for run in runs:
+            details["signed_by_run"][run.name]["measured_s"] = round(quantiles(run.measured.records)[metric], 5)
+        found[f"{prefix}.{metric}_error"] = {
+            "value": round(value, 4),
+            "unit": "relative",
+            "target": target,
+            "better": "lower",
+            "ci": ends and [round(end, 4) for end in ends],
+            "details": details,
+        }
+    return found
+
+
+def by_load(errors: Mapping[str, float], held_out: Sequence[Run], metric: str) -> dict[str, float]:
+    """Return the error of each load: medians of its repeats, simulated against measured."""
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    for run in held_out:
+        real = quantiles(run.measured.records)[metric]
+        seconds.setdefault(f"{run.setting}-{run.load}", []).append(((1 + errors[run.name]) * real, real))
+    medians = {load: [statistics.median(side) for side in zip(*of, strict=True)] for load, of in seconds.items()}
+    return {load: ours / real - 1 for load, (ours, real) in medians.items()}
+
+
+def finished_seconds(records: Records, column: str) -> Any:
+    """Return [n] seconds of a metric; NaN of requests that did not finish."""
+    seconds = np.maximum(request_column(records.requests, column), 1e-6)
+    return np.where(records.requests.status == Status.FINISHED, seconds, np.nan)
+
+
+def calibration_row(
+    found: Calibration, duration_s: float, learnt: Sequence[Run], runs: Sequence[Run], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the row of the calibration: its duration, parameters and scores, and the warnings of runs."""
+    details = {
+        "learnt_of": [run.name for run in learnt],
+        "requests": sum(len(run.measured.workload) for run in learnt),
+        "client_s": found.client_s,
+        "parameters": [asdict(p) for p in found.parameters],
+        "scores": [asdict(s) for s in found.scores],
+        "notes": list(found.notes),
+        "warnings": {run.name: list(run.measured.warnings) for run in runs if run.measured.warnings},
+        **about,
+    }
+    return {"value": round(duration_s, 2), "unit": "s", "details": details}
+
+
+Intervals = Mapping[str, Mapping[str, Interval]]
+"""By run or load, then by metric."""
+
+
+def coverage_row(
+    priced: Mapping[str, Deployment], blind: Sequence[PartError], held_out: Sequence[Run]
+) -> dict[str, Any]:
+    """Return the share of held-out medians within their 95 % intervals, with its own exact interval.
+
+    An interval combines the model's own error (draws of ``blind``, the tables' errors as stated without the held-out
+    runs) and sampling (blocks of simulated requests drawn again), in logs as if the two were independent.
+    ``priced``: deployments with the calibrated tables, by setting.
+    """
+    unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
+    loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
+    found = counted(loads)
+    details = {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
+    details["ends_apart"] = {
+        load: round(statistics.median(one.high_s / one.low_s for one in of.values()), 2) for load, of in loads.items()
+    }
+    details["each"] = {load: {name: one.rounded() for name, one in of.items()} for load, of in loads.items()}
+    return {
+        "value": round(found["satisfied"] / found["n"], 4),
+        "unit": "share",
+        "target": LEVEL,
+        "better": "higher",
+        "ci": [round(end, 4) for end in exact_interval(found["satisfied"], found["n"])],
+        "details": found | details,
+    }
+
+
+def medians(intervals: Intervals) -> dict[str, dict[str, Interval]]:
+    """Return for each load the medians over its repeats: of measured and predicted numbers and of both ends."""
+    repeats: dict[str, list[Mapping[str, Interval]]] = {}
+    for name, of in intervals.items():
+        repeats.setdefault(name.rpartition("-")[0], []).append(of)
+
+    def middle(some: Sequence[Interval]) -> Interval:
+        return Interval(*map(statistics.median, zip(*some, strict=True)))
+
+    return {load: {m: middle([one[m] for one in each]) for m in COUNTED} for load, each in repeats.items()}
+
+
+def counted(intervals: Intervals) -> dict[str, int]:
+    """Return the number of intervals, of those that contain the measured number, and of misses on each side."""
+    return sides([one for of in intervals.values() for one in of.values()])
+
+
+def intervals_of(
+    deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool = True
+) -> dict[str, Interval]:
+    """Return by metric the prediction of a run, with intervals by the tables' errors and by other requests."""
+    records = simulated(deployment, run)
+    said, measured = quantiles(records), quantiles(run.measured.records)
+    off = [quantiles(simulated(one, run)) for one in perturbed_deployments(deployment, draws)] or [said]
+
+    def reach(values: Any, center: float) -> tuple[float, float]:
+        low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], method="hazen")
+        return max(0.0, math.log(center / low)), max(0.0, math.log(high / center))
+
+    found = {}
+    for metric in COUNTED:
+        reaches = [reach([of[metric] for of in off], said[metric])]
+        if sampling:
+            column, q, _ = METRICS[metric]
+            known = finished_seconds(records, column)
+            reaches.append(reach(of_run(known, known, q, seed=0)[1], said[metric]))
+        low, high = (math.hypot(*side) for side in zip(*reaches, strict=True))
+        ends = said[metric] * math.exp(-low), said[metric] * math.exp(high)
+        found[metric] = Interval(measured[metric], said[metric], *ends)
+    return found

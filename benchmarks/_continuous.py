@@ -1,12 +1,9 @@
 """transformers' continuous batching as a real engine: a process that receives runs, and its answers as Measured.
 
-Its scheduler "fifo" forms the steps that vLLM v1 does (decodes, then prompts in order, cut to the budget). Its
-attention does not: every query of a step is masked against the cache of the complete batch, so that a prompt beside
-many decodes pays for all of their tokens. Calibration finds that in the runs (``masked_s`` of the cost tables); a
-profile of operators, which measures sequences alone, does not contain it.
+Its scheduler "fifo" forms vLLM v1's steps. Its attention masks every query of a step against the cache of the complete
+batch, so that a prompt beside many decodes pays for all of their tokens: a calibration finds that (``masked_s`` of the
+cost tables), a profile of operators, which measures sequences alone, does not contain it.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -42,19 +39,10 @@ class Engine:
     metadata: Mapping[str, Any]
 
     def run(self, workload: Workload, limit_s: float = math.inf) -> Measured:
-        """Send the workload's requests at their times; return what happened.
-
-        Raises:
-            EngineError: The engine ended, or was not done within ``limit_s`` and was killed.
-        """
+        """Send requests at their times; raise EngineError if the engine ends, or is not done in time and is killed."""
         out = self.folder / "run.json"
-        job = {
-            "out": str(out),
-            "arrival_s": workload.arrival_s.tolist(),
-            "prompt_tokens": workload.prompt_tokens.tolist(),
-            "output_tokens": workload.output_tokens.tolist(),
-            "concurrency": workload.concurrency,
-        }
+        columns = {name: getattr(workload, name).tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")}
+        job = {"out": str(out), "concurrency": workload.concurrency} | columns
         assert self.process.stdin
         with contextlib.suppress(OSError):  # it has ended: ``expect`` raises with its last words
             self.process.stdin.write(json.dumps(job) + "\n")
@@ -63,11 +51,7 @@ class Engine:
         return measured(json.loads(out.read_text()), workload, self.metadata)
 
     def expect(self, word: str, limit_s: float) -> str:
-        """Return the rest of the line that begins with a word.
-
-        Raises:
-            EngineError: The engine ends or hangs before; with its last words.
-        """
+        """Return the rest of the line that begins with a word; raise EngineError if the engine ends or hangs before."""
         until = time.monotonic() + limit_s
         while True:
             try:

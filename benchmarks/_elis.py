@@ -3,26 +3,29 @@
 Five models on one A100-80GB, batches of 1, 2 and 4, 1x, 3x and 5x the rate of one request after the other, Gamma
 arrivals of shape 0.73, 200 prompts in three shuffles. Prompts are AlpacaEval's (non-commercial: for evaluation,
 never for training), outputs those of the same model or its nearest relative there (``MODELS``). Which policy is
-"own" is chosen on 200 other prompts of the set.
-"""
+"own" is chosen on 200 other prompts of the set."""
 
-from __future__ import annotations
-
+import itertools
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import _blend
 import _texts
 import numpy as np
+import numpy.typing as npt
 
 from lengthwise import engine, policy, predict, search, workload
 from lengthwise.lab import Contestant, Question, lab
+from lengthwise.predict import LengthDistribution, Prompts, Samples
+from lengthwise.predict.distribution import LEVELS
+from lengthwise.predict.encoder import SentenceEncoder, encoder_folder
+from lengthwise.predict.features import prompt_features
+from lengthwise.predict.lexical import Lexical
 from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
@@ -45,8 +48,7 @@ HEADLINE = "blend"
 R2S = (0.4, 0.85)
 WAITS = (0.9, 1.0, 1.2, 1.4, 2.0)
 """Bounds on waiting, in 99th percentiles of JCT under FCFS at the same load."""
-AGES = (5.0,)
-"""Tokens by which a second of age makes a request shorter."""
+AGES = (5.0,)  # tokens by which a second of age makes a request shorter
 PAPER = (  # Table 5, batch 4: FCFS, ISRTF, SJF
     (77.83, 73.57, 20.35), (116.46, 98.74, 43.63), (118.13, 118.11, 43.63), (45.08, 50.52, 13.21),
     (83.42, 72.33, 24.62), (73.93, 74.41, 31.91), (93.42, 73.43, 32.34), (134.96, 118.22, 58.39),
@@ -70,42 +72,27 @@ class Text:
 @lru_cache(maxsize=16)
 def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
     """Return the sampled prompts of one model, the same for every shuffle; for tuning others than are evaluated."""
-    prompts, answers = _instructions(shared), _answers(shared, outputs)
-    rows = _evaluated(answers)
-    if tuning:
-        taken = {r["idx"] for _, name in MODELS.values() for r in _evaluated(_answers(shared, name))}
-        left = [r for r in answers if r["idx"] not in taken]
-        rows = [left[i] for i in np.random.default_rng(1).choice(len(left), PROMPTS, replace=False)]
-    found = ((prompts[r["idx"]], r) for r in rows)
     tokens = "n_tok_tekken131k"
+
+    def answers(name: str) -> list[dict[str, Any]]:
+        rows = _texts.lines(shared / FOLDER / "outputs" / f"{name}.jsonl.gz")
+        return [row for row in rows if row[tokens] > 0]
+
+    def sampled(rows: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+        return [rows[i] for i in np.random.default_rng(seed).choice(len(rows), PROMPTS, replace=False)]
+
+    prompts = {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
+    rows = sampled(answers(outputs), 0)
+    if tuning:
+        taken = {row["idx"] for _, name in MODELS.values() for row in sampled(answers(name), 0)}
+        rows = sampled([row for row in answers(outputs) if row["idx"] not in taken], 1)
+    found = ((prompts[r["idx"]], r) for r in rows)
     return [Text(asked["instruction"], asked[tokens], r["output"], r[tokens]) for asked, r in found]
-
-
-def _evaluated(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [answers[i] for i in np.random.default_rng(0).choice(len(answers), PROMPTS, replace=False)]
-
-
-@lru_cache(maxsize=1)
-def _instructions(shared: Path) -> dict[Any, dict[str, Any]]:
-    return {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
-
-
-@lru_cache(maxsize=8)
-def _answers(shared: Path, outputs: str) -> list[dict[str, Any]]:
-    rows = _texts.lines(shared / FOLDER / "outputs" / f"{outputs}.jsonl.gz")
-    return [row for row in rows if row["n_tok_tekken131k"] > 0]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One model's part of the laboratory.
-
-    Attributes:
-        shared: The folder of recorded data.
-        model: By the paper's name.
-        predictors: By name, with arguments of ``predict.attach``.
-        tuning: Other prompts and shuffles than those that are evaluated.
-    """
+    """One model's part of the laboratory, by the paper's name; ``predictors`` have arguments of ``predict.attach``."""
 
     shared: Path
     model: str
@@ -121,29 +108,20 @@ class Bench:
         known = texts(self.shared, outputs, tuning=self.tuning)
         order = [known[i] for i in rng.permutation(len(known))]
         prompt, output = (
-            np.array([getattr(text, of) for text in order], np.int64) for of in ("prompt_tokens", "output_tokens")
+            np.array([getattr(t, f"{of}_tokens") for t in order], np.int64) for of in ("prompt", "output")
         )
         columns = {of: np.array([getattr(text, of) for text in order], object) for of in ("prompt", "output")}
-        made = Workload(
-            workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng),
-            prompt,
-            np.minimum(output, max_tokens - prompt),
-            extra=columns | {"model": np.array([outputs] * len(order), object)},
-            name=outputs,
-        )
+        columns["model"] = np.array([outputs] * len(order), object)
+        gaps_s = workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng)
+        made = Workload(gaps_s, prompt, np.minimum(output, max_tokens - prompt), extra=columns, name=outputs)
         if not predictor:
             return made
         which, options = self.predictors[predictor]
         return predict.attach(made, which, seed=seed, **options)
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
-        """Return the model on one GPU."""
-        return replace(_deployed(MODELS[self.model][0], batch), scheduler=scheduler)
-
-
-@lru_cache(maxsize=32)
-def _deployed(model: str, batch: int) -> Deployment:
-    return engine.deploy(model, GPU, limits=EngineLimits(max_num_seqs=batch))
+        limits = EngineLimits(max_num_seqs=batch)
+        return engine.deploy(MODELS[self.model][0], GPU, limits=limits, scheduler=scheduler)
 
 
 def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -157,13 +135,11 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
         "ecdf, survival": (predict.Conditional(predict.Ecdf().fit(learnt)), {}),
         "default": (lexical, {}),
         "default, median": (lexical, {"statistic": "median"}),
-        HEADLINE: (_blend.trained(text), {"statistic": "median"}),
+        HEADLINE: (trained_blend(text), {"statistic": "median"}),
     }
     for r2 in R2S:  # of the logarithm; the truth times a log-normal factor, predicted once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
         made[f"oracle, R2 {r2:g}"] = (error, {"statistic": "median", "update_predictions": False})
-    if path := os.environ.get("LENGTHWISE_ENCODER_PREDICTOR"):
-        made["encoder"] = (predict.load(Path(path)), {"statistic": "median"})
     return made
 
 
@@ -213,15 +189,10 @@ def over_cells(of: Tables, policy_name: str, predictor: str) -> dict[str, float]
     }
 
 
-def by_model(of: Tables, policy_name: str, predictor: str) -> dict[str, float]:
-    """Return the share of the gap closed by model, and the half-width of the 95 % interval of its mean."""
-    made = {model: over_cells({model: table}, policy_name, predictor)["gap_closed"] for model, table in of.items()}
-    return made | {"half_width": float(f"{t_half_width(list(made.values()), 0.95):.2g}")}
-
-
 def frontier(of: Tables, predictor: str) -> list[dict[str, Any]]:
-    """Return gap closed and tail as the bound on waiting, or ageing, varies."""
-    names = dict.fromkeys(c.policy for t in of.values() for c in t.cells if c.policy.startswith("ours"))
+    """Return gap closed and tail by policy: bounds on waiting, ageing, and others."""
+    cells = (c for t in of.values() for c in t.cells if c.predictor == predictor and c.policy != "oracle")
+    names = dict.fromkeys(c.policy for c in cells)
     return [{"policy": name, **over_cells(of, name, predictor)} for name in names]
 
 
@@ -232,11 +203,7 @@ def chosen(tuned: list[dict[str, Any]], tail: str, most: float) -> str:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows by name.
-
-    Raises:
-        FileNotFoundError: The recorded data are not there.
-    """
+    """Return the rows by name."""
     if not (shared / FOLDER).is_dir():
         raise FileNotFoundError(f"no folder {shared / FOLDER}")
     tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
@@ -253,8 +220,10 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
     def headline(policy_name: str) -> dict[str, Any]:
         found = of(policy_name, HEADLINE)
-        about = {"predictor": HEADLINE, "trained_on": _blend.description()}
-        return found | {"value": found["gap_closed"], "by_model": by_model(evaluated, policy_name, HEADLINE)} | about
+        shares = {m: over_cells({m: t}, policy_name, HEADLINE)["gap_closed"] for m, t in evaluated.items()}
+        shares["half_width"] = float(f"{t_half_width(list(shares.values()), 0.95):.2g}")
+        about = {"predictor": HEADLINE, "trained_on": blend_description(), "by_model": shares}
+        return found | {"value": found["gap_closed"]} | about
 
     by_predictor = {
         name: {
@@ -266,8 +235,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         }
         for name in names
     }
-    own = [name for name in names if name.startswith(("default", HEADLINE))]
-    statistics = {f"{p}, {name}": over_cells(evaluated, p, name) for p in (RETAINED, SEATS, *OTHERS) for name in own}
     near_oracle = headline(best["p99_over_oracle"])
     return {
         "elis.gap_closed": near_oracle,
@@ -275,7 +242,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "elis.gap_closed_at_p99_115": headline(best["p99_over_fcfs"]),
         "elis.by_predictor": by_predictor,
         "elis.frontier": {name: frontier(evaluated, name) for name in names},
-        "elis.statistics": statistics,
         "elis.table5": table5(evaluated, near_oracle["policy"], HEADLINE),
         "elis.figure6": figure6(evaluated),
         "elis.paper": {"gap_closed": float(f"{np.mean([(f - i) / (f - s) for f, i, s in PAPER]):.3g}")},
@@ -284,26 +250,125 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
 def table5(evaluated: Tables, own: str, predictor: str) -> dict[str, Any]:
     """Return mean JCT in seconds at batch 4: FCFS, ELIS' ISRTF, ours, SJF with known lengths."""
-    policies = {
-        "FCFS": ("fcfs", ""),
-        "ISRTF": ("ELIS ISRTF", predictor),
-        "own": (own, predictor),
-        "SJF": ("oracle", "oracle"),
-    }
+    policies = {"FCFS": ("fcfs", ""), "ISRTF": ("ELIS ISRTF", predictor), "own": (own, predictor)}
+    policies["SJF"] = ("oracle", "oracle")
     made: dict[str, Any] = {}
-    for model, table in evaluated.items():
-        for load in LOADS:
-            cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
-            made[f"{model} {load:g}x"] = {name: cells[key] for name, key in policies.items()}
+    for (model, table), load in itertools.product(evaluated.items(), LOADS):
+        cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
+        made[f"{model} {load:g}x"] = {name: cells[key] for name, key in policies.items()}
     return made
 
 
 def figure6(evaluated: Tables) -> dict[str, float]:
     """Return by batch size and load the reduction of mean JCT from FCFS to ELIS' ISRTF, over models, in percent."""
     made = {}
-    for batch in BATCHES:
-        for load in LOADS:
-            cells = [c for t in evaluated.values() for c in t.at(batch, load)]
-            mine = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
-            made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(mine)):.3g}")
+    for batch, load in itertools.product(BATCHES, LOADS):
+        cells = [c for t in evaluated.values() for c in t.at(batch, load)]
+        mine = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
+        made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(mine)):.3g}")
     return made
+
+
+# The blend: predictors that learn from different sets err differently
+Floats = npt.NDArray[np.float64]
+LAYERS, HEAD_TOKENS, TAIL_TOKENS = 5, 80, 40
+DECAY, _CLIP, _ROUNDS = 2000.0, 4.0, 5
+
+
+class Sentences:
+    """Ridge regression of a prompt's log length on its sentence vector and its lexical columns."""
+
+    def fit(self, samples: Samples) -> Self:
+        """Learn the lengths of prompts, corrected for the models' own lengths."""
+        from sklearn.linear_model import Ridge
+
+        prompts, prompt = np.unique([text.strip() for text in samples.prompts.text], return_inverse=True)
+        _, model = np.unique(samples.prompts.model, return_inverse=True)
+        y, wanted = np.log(samples.output_tokens.astype(float)), np.zeros(len(prompts))
+        for _ in range(_ROUNDS):
+            offset = np.bincount(model, y - wanted[prompt]) / np.bincount(model)
+            wanted = np.bincount(prompt, y - offset[model]) / np.bincount(prompt)
+        columns = _columns([str(text) for text in prompts])
+        self.mean_, self.sd_ = columns.mean(axis=0), columns.std(axis=0) + 1e-6
+        self.ridge_ = Ridge(alpha=DECAY).fit(self._standard(columns), wanted)
+        return self
+
+    def log_tokens(self, prompts: Prompts) -> Floats:
+        """Return [n] log lengths, on the scale of the set."""
+        return np.asarray(self.ridge_.predict(self._standard(_columns(list(prompts.text)))))
+
+    def _standard(self, columns: Floats) -> Floats:
+        return np.clip((columns - self.mean_) / self.sd_, -_CLIP, _CLIP)
+
+
+class Blend:
+    """The mean of predictions, each in units of its own spread; the distribution is that of the lexical ones.
+
+    ``lexical``: fitted predictors that read output so far as well; ``sentences``: fitted ones of the prompt alone.
+    """
+
+    def __init__(self, lexical: list[Any], sentences: list[Sentences]) -> None:
+        self.lexical, self.sentences = lexical, sentences
+
+    def fit(self, samples: Samples) -> Self:
+        """Learn the scale of every prediction; only the prompts of the samples count."""
+        said = self._predictions(samples.prompts)
+        self.mean_, self.sd_ = said.mean(axis=1, keepdims=True), said.std(axis=1, keepdims=True)
+        return self
+
+    def predict(self, prompts: Prompts, tokens_so_far: Any = 0) -> LengthDistribution:
+        """Return distributions of total lengths above ``tokens_so_far``."""
+        so_far = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
+        count, standard = len(self.lexical), (self._predictions(prompts) - self.mean_) / self.sd_
+        # on the lexical predictors' scale: the difference of the mean of all from theirs
+        added = (standard.mean(axis=0) - standard[:count].mean(axis=0)) * self.sd_[:count].mean()
+        logs = []
+        for one in self.lexical:
+            total = one.predict(prompts, so_far.astype(np.int64)).given(so_far).at(LEVELS).tokens
+            logs.append(np.log(np.maximum(total - so_far[:, None], 1.0)))
+        return LengthDistribution.of(so_far[:, None] + np.exp(np.mean(logs, axis=0) + added[:, None]))
+
+    def _predictions(self, prompts: Prompts) -> Floats:
+        """Return [predictors, n] log lengths before the first token."""
+        first = [np.log(one.predict(prompts).median) for one in self.lexical]
+        return np.stack([*first, *(one.log_tokens(prompts) for one in self.sentences)])
+
+
+@cache
+def _encoder() -> SentenceEncoder:
+    return SentenceEncoder(layers=LAYERS, remembered=4096)
+
+
+def _columns(prompts: list[str]) -> Floats:
+    """Return [n, columns] of prompts; each is read once."""
+    own, at = np.unique(prompts, return_inverse=True)
+    read = [str(text) for text in own]
+    return np.hstack([prompt_features(read)[0], _encoder().embed(read, HEAD_TOKENS, TAIL_TOKENS)])[at]
+
+
+def _has_encoder() -> bool:
+    try:
+        return bool(encoder_folder())
+    except InputError:
+        return False
+
+
+@cache
+def trained_blend(text: Path) -> Blend:
+    """Return the blend of ELIS' evaluation, trained without AlpacaEval; without an encoder the lexical ones alone."""
+    known = _texts.alpaca_eval(text).prompts.text
+    lexical = [predict.default(), Lexical().fit(_texts.wide(text))]
+    sets = [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
+    sentences = [Sentences().fit(_texts.without(samples, known)) for samples in sets if _has_encoder()]
+    return Blend(lexical, sentences).fit(_texts.without(_texts.arena_hard(text), known))
+
+
+def blend_description() -> str:
+    """Return the parts of the blend and their training data."""
+    ridge = (
+        "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)" if _has_encoder() else "no sentence encoder"
+    )
+    return (
+        "blend of: the shipped predictor (outputs of Open-Assistant's openly licensed models); Lexical on OASST, "
+        f"Arena-Hard, ZeroEval, GPTeacher, alpaca_en_demo; {ridge}; scaled on Arena-Hard prompts; AlpacaEval unseen"
+    )

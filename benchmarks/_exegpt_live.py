@@ -1,12 +1,9 @@
 """RRA on a real engine: expected schedules and those that a CPU vLLM with our scheduler class executed.
 
-A vLLM of a small random-weight model on one thread is profiled and calibrated (as in ``_live``). From these tables
-the estimator chooses schedules for a task of known lengths. The same requests go to engines with these schedules, to a
-gateway in front of the stock scheduler, and to the stock scheduler at the same concurrency; some requests always wait.
-Repeats take turns; ranges are over repeats.
+A vLLM of a small random-weight model on one thread is profiled and calibrated (as in ``_live``), and the estimator
+chooses schedules from these tables. The same requests go to engines with these schedules, to a gateway in front of the
+stock scheduler, and to the stock scheduler at the same concurrency, in turns; ranges are over repeats.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -14,7 +11,6 @@ import itertools
 import json
 import math
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,12 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from _circle import Lengths, Setting
 from _gateway_gain import ONE_PROCESS
-from _turns import Turn, in_turns
+from _harness import json_lines, posted
 
 from lengthwise import Deployment, Workload, simulate
 from lengthwise.gateway.protocols import Listener
-from lengthwise.measure import write_records
-from lengthwise.measure.calibration import read_iterations
 from lengthwise.schedule import Cluster, Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Scheduler
@@ -60,8 +54,8 @@ class Plan:
     names: tuple[str, ...] = tuple(BOUNDS)
 
 
-FULL = Plan(replace(_live.FULL, settings=(SETTING,), repeats=2))
-QUICK = Plan(replace(_live.QUICK, settings=(SETTING,), profile_s=90.0), 1, 6.0, 100, ("fast", "most"))
+FULL = Plan(replace(_live.FULL, settings=(SETTING,), repeats=2, lengths=LENGTHS))
+QUICK = Plan(replace(_live.QUICK, settings=(SETTING,), profile_s=90.0, lengths=LENGTHS), 1, 6.0, 100, ("fast", "most"))
 
 
 @dataclass(frozen=True)
@@ -72,11 +66,8 @@ class Expected:
     controls: Controls
     throughput_rps: float
     latency_s: float
-    latency_high_s: float
     decode_batch: float
     cycle_s: float
-    encode_s: float
-    decode_s: float
 
     @property
     def ramp(self) -> int:
@@ -100,9 +91,9 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
     _vllm.require()
     plan = QUICK if quick else FULL
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        out = Path(folder) / "out"
-        out.mkdir()
-        circle = _live.Circle(out, Path(folder), plan.live)
+        model = _vllm.make_model(Path(folder) / plan.live.size, plan.live.size)
+        config = json.loads((model / "config.json").read_text())
+        circle = _live.Circle(Path(folder) / "out", Path(folder), plan.live, config)
         d = circle.deployment(SETTING)
         stock, group = stack.enter_context(_engine(circle, d, "stock"))
         tables, notes = _calibrated(circle, d, stock, group)
@@ -178,25 +169,14 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
 
     An engine whose model runs in the scheduler's own process logs wrong step times, so counters are saved, too.
     """
-    notes: dict[str, Any] = {}
-    where = (url, circle.model.name, circle.work / "vllm-stock.log", group, notes, circle.out)
+    where = (url, circle.model.name, circle.work / "vllm-stock.log", group, circle.out)
     watched = _vllm.Watched(*where, scrape=True, deployment=_circle.facts_of(d))
-    turn = Turn(SETTING, watched.bench, watched.named, LENGTHS, circle.plan.static_s, circle.plan.seconds)
-    runs = list(in_turns([turn], circle.plan.repeats))
-    for run in runs:
-        write_records(run.measured, circle.out / f"{run.name}.measured.parquet")
-    fitted = [run for run in runs if run.load in _circle.LEARNT]
-    left_out = [run for run in runs if run.load not in _circle.LEARNT]
-    path = _vllm.iterations_of(circle.out, next(run.name for run in fitted if run.load == "half"))
-    profile = circle.tables(d)
-    steps = read_iterations(path) if path.exists() else None
-    found = _circle.calibrated(fitted, left_out, replace(d, cost=profile), steps)
-    circle.say(f"calibrated on {len(fitted)} runs: {'; '.join(found.notes)}")
-    return found.tables, {
-        "held_out_errors": _circle.errors(d, found.tables, left_out),
-        "calibration": [asdict(one) for one in found.parameters],
-        "runs": notes,
-    }
+    _circle.in_turns([circle.turn(SETTING, watched.bench, watched.named)], circle.plan.repeats, circle.say)
+    split = circle.split(circle.runs, SETTING)
+    found = split.calibrated()
+    circle.say(f"calibrated on {len(split.learnt)} runs: {'; '.join(found.notes)}")
+    errors = _circle.errors(d, found.tables, split.held_out)
+    return found.tables, {"held_out_errors": errors, "calibration": [asdict(one) for one in found.parameters]}
 
 
 def _run_once(
@@ -205,12 +185,10 @@ def _run_once(
     """Run a schedule inside the engine, by a gateway, and the stock scheduler at the same concurrency."""
     made, model = workload(one.requests(plan), 100 + repeat), circle.model.name
     waiting = 2 * one.concurrency + 4 * one.controls.prefill_batch  # a prefill's worth of requests always waits
-    record = circle.work / f"{one.name}.phases.jsonl"
-    before = len(record.read_text().splitlines()) if record.exists() else 0
-    longest = made.output_tokens == LONGEST
-    sent_s, finished_s = asyncio.run(_send(scheduled, model, made, f"r{repeat}x", waiting))
-    phases = [json.loads(line) for line in record.read_text().splitlines()[before:]]
-    served = []
+    record, longest = circle.work / f"{one.name}.phases.jsonl", made.output_tokens == LONGEST
+    before = len(json_lines(record)) if record.exists() else 0
+    _, finished_s = asyncio.run(_send(scheduled, model, made, f"r{repeat}x", waiting))
+    phases, served = json_lines(record)[before:], []
     for phase in phases:
         for name in phase["requests"]:
             k = int(name.removeprefix("cmpl-").split("-")[0].removeprefix(f"r{repeat}x"))
@@ -223,8 +201,6 @@ def _run_once(
     inside = (finished_s > from_s) & (finished_s <= to_s)
     latency_s = float((finished_s - sent_s)[inside & longest].mean())
     found["stock"] = {"throughput_rps": float(inside.sum() / (to_s - from_s)), "latency_s": latency_s}
-    shown = {kind: f"{of['throughput_rps']:.2f}/s {of['latency_s']:.3f} s" for kind, of in found.items()}
-    circle.say(f"{one.name} {repeat}: expected {one.throughput_rps:.2f}/s {one.latency_s:.3f} s; {shown}")
     return found
 
 
@@ -232,42 +208,24 @@ async def _send(
     url: str, model: str, made: Workload, tag: str, concurrency: int, *, stream: bool = False
 ) -> tuple[Floats, Floats]:
     """Send requests in a closed loop; return [n] monotonic times of sending and finishing, and check the lengths."""
-    import aiohttp
-
     rng = np.random.default_rng([len(made), sum(tag.encode())])
-    slots = asyncio.Semaphore(concurrency)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-
-        async def request(name: str, prompt: list[int], tokens: int) -> tuple[float, float]:
-            body = {"model": model, "prompt": prompt, "max_tokens": tokens, "request_id": name}
-            body |= {"ignore_eos": True, "temperature": 0, "stream": stream}
-            body |= {"stream_options": {"include_usage": True}} if stream else {}
-            async with slots:
-                sent_s = time.monotonic()
-                async with session.post(f"{url}/v1/completions", json=body) as response:
-                    content = await response.read()
-                finished_s = time.monotonic()
-            assert response.status == 200, content[:500]
-            assert f'"completion_tokens":{tokens}' in content.decode().replace(" ", ""), (tokens, content[-500:])
-            return sent_s, finished_s
-
-        prompts = [rng.integers(10, 8000, n).tolist() for n in made.prompt_tokens.tolist()]
-        names = (f"{tag}{k}" for k in range(len(made)))
-        rows = zip(names, prompts, made.output_tokens.tolist(), strict=True)
-        sent_s, finished_s = np.array(await asyncio.gather(*(request(*row) for row in rows))).T
-    return sent_s, finished_s
+    fixed = {"model": model, "ignore_eos": True, "temperature": 0, "stream": stream}
+    fixed |= {"stream_options": {"include_usage": True}} if stream else {}
+    prompts = (rng.integers(10, 8000, n).tolist() for n in made.prompt_tokens.tolist())
+    rows = enumerate(zip(prompts, made.output_tokens.tolist(), strict=True))
+    bodies = [fixed | {"prompt": prompt, "max_tokens": n, "request_id": f"{tag}{k}"} for k, (prompt, n) in rows]
+    found = await posted(url, bodies, concurrency=concurrency)
+    for body, (*_, content) in zip(bodies, found, strict=True):
+        assert f'"completion_tokens":{body["max_tokens"]}' in content.decode().replace(" ", ""), content[-500:]
+    return np.array([one[1] for one in found]), np.array([one[2] for one in found])
 
 
 def _of_phases(
     phases: Sequence[dict[str, Any]], one: Expected, longest: Sequence[tuple[float, float]]
 ) -> dict[str, float]:
-    """Return what phases with a full decode batch and waiting requests did.
+    """Return what phases with a full decode batch and waiting requests did; the first ones may be smaller.
 
-    Args:
-        phases: Admitted requests, start, decode steps and decode batch of each; the first ones may be smaller.
-        one: The schedule.
-        longest: Admission and end of the requests with the longest output.
+    ``longest``: admission and end of the requests with the longest output.
     """
     batch, steps = one.controls.prefill_batch, one.controls.decode_steps
     full = [k for k, phase in enumerate(phases) if phase["admitted"] == batch]
@@ -289,31 +247,29 @@ def _of_phases(
         "latency_s": fmean(latencies_s),
         "decode_batch": fmean(phase["decode_batch"] for phase in window),
         "cycle_s": (started_s[-1] - started_s[0]) / (len(window) - 1),
-        "phases": len(window),
     }
-    if "encode_s" in window[0]:  # only the engine's own log has times and its rhythm
+    if "encode_s" in window[0]:  # only the engine's own log has its rhythm
         found["exact_phases"] = fmean(itertools.starmap(exact, itertools.pairwise(window)))
-        found["encode_s"] = fmean(phase["encode_s"] for phase in window)
-        found["decode_s"] = fmean(phase["decode_s"] / phase["decode_steps"] for phase in window)
     return found
 
 
 class Monitor(Listener):
-    """Records a gateway's phases, and when each request was at the engine."""
+    """Records a gateway's phases, and when each request with the longest output was at the engine."""
 
     def __init__(self) -> None:
-        self.phases: list[Any] = []
-        self.at_engine: list[tuple[float, float, int]] = []
+        self.phases: list[dict[str, Any]] = []
+        self.longest: list[tuple[float, float]] = []
         self._sent: dict[int, float] = {}
 
     def dispatched(self, request: Any, worker: str, now_s: float) -> None:  # noqa: ARG002
         self._sent[id(request)] = now_s
 
     def finished(self, request: Any, outcome: Any, now_s: float, detail: str = "") -> None:  # noqa: ARG002
-        self.at_engine.append((self._sent.pop(id(request)), now_s, request.generated_tokens))
+        ends = self._sent.pop(id(request)), now_s
+        self.longest += [ends] if request.generated_tokens == LONGEST else []
 
     def phase(self, phase: Any) -> None:
-        self.phases.append(phase)
+        self.phases.append({**asdict(phase), "admitted": phase.prefill_batch})
 
 
 async def _through_gateway(
@@ -336,9 +292,7 @@ async def _through_gateway(
         gateway.driver.listeners.add(monitor)
         await _send(f"http://127.0.0.1:{gateway.port}", model, made, tag, concurrency, stream=True)
         await gateway.drain()
-    names = {"admitted": "prefill_batch"} | {name: name for name in ("started_s", "decode_steps", "decode_batch")}
-    phases = [{name: getattr(phase, of) for name, of in names.items()} for phase in monitor.phases]
-    return phases, one, [(from_s, to_s) for from_s, to_s, tokens in monitor.at_engine if tokens == LONGEST]
+    return monitor.phases, one, monitor.longest
 
 
 def _simulated(d: Deployment, tables: CostTables, one: Expected, n: int) -> dict[str, float]:

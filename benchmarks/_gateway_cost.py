@@ -1,33 +1,168 @@
-"""Cost of the gateway and its peers with a backend that answers at once, time of a complete reorder, and scaling."""
+"""Cost of the gateway and its peers with a backend that answers at once, time of a complete reorder, and scaling.
 
-from __future__ import annotations
+The gateway and its peers are each started on one core as their manuals say.
+"""
 
 import asyncio
+import contextlib
+import hashlib
 import json
 import math
+import os
+import re
+import shutil
+import signal
 import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from _gateway_processes import MEASURED_CORE, OTHER_CORE, OWN, Process, Target, first_json, on_cores, running
-from _harness import machine, python_loop, summary
+from _harness import cpu_seconds, group_use, machine, posted, summary
 
+from lengthwise.backend.process import free_port
+
+ALL_CORES = sorted(os.sched_getaffinity(0))
+MEASURED_CORE, OTHER_CORE = {ALL_CORES[0]}, {ALL_CORES[-1]}
+"""For what is measured and for all else; equal on a machine with one core."""
 BLOCKS, TOKENS, CONNECTIONS, PACED_CONNECTIONS, GAP_MS = 8, 32, 16, 64, 5
-IO_ROUNDS, IO_BYTES = 5_000, 256
+IO_ROUNDS, IO_BYTES, LOOP_ROUNDS = 5_000, 256, 100_000
 TEXT = "Tell me in a few words how a request goes through a gateway, and what it waits for on its way. " * 6
 WAITING = 10_000
-
-
 FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
 """Requests one at a time, at once, back-to-back streams, paced streams, and for the growth of memory."""
+LEAN_ENGINE = Path(__file__).with_name("_lean_engine.py")
+KEY = "sk-bench-0123456789"
+GATEWAY = """
+import json, sys
+from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
+from lengthwise.gateway.serve import serve
+engines, sha256, port, admin_port = json.loads(sys.argv[1])
+serve(GatewayConfig(
+    engines=tuple(Engine(url) for url in engines),
+    order=Order(mode="isrtf"),
+    keys=(Key("bench", sha256, rate_rps=float("inf")),),
+    listen=Listen(port=port, admin_port=admin_port),
+))
+"""
+LITELLM = """
+model_list:
+  - model_name: toy
+    litellm_params: {{model: openai/toy, api_base: "{backend}/v1", api_key: none}}
+litellm_settings: {{telemetry: false}}
+"""
+RUST = {"peer.vllm_router": ("vllm-router",), "peer.smg": ("smg", "launch")}
+RUST |= {"peer.sglang_router": ("sglang-router", "launch")}
+LIGHT = {"peer.litellm": 0.05}  # the share of the usual number of requests for a slow program
+
+
+# Processes
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """Bind this thread, and the processes that it starts, to some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A running server with its group of processes, and the key that its clients send."""
+
+    group: int
+    url: str = ""
+    key: str = ""
+
+    def cpu_s(self) -> float:
+        return group_use(self.group)[0]
+
+
+@contextmanager
+def running(command: Sequence[str], cores: set[int]) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Run a process on some cores with its output in a file; end its group by SIGTERM, then SIGKILL."""
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "log"
+        with log.open("w") as out, on_cores(cores):
+            pipes = {"stdout": out, "stderr": subprocess.STDOUT, "text": True}
+            process = subprocess.Popen(command, **pipes, process_group=0, cwd=scratch)
+        try:
+            yield process, log
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, number)
+                    process.wait(timeout=10)
+                    break
+
+
+@contextmanager
+def printed_json(command: Sequence[str], cores: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Run a process; yield its group and the first line of JSON that it prints."""
+    with running([sys.executable, *command], cores) as (process, log):
+        until = time.monotonic() + 60.0
+        while not (lines := [line for line in log.read_text().splitlines() if re.fullmatch(r"\{.*\}", line)]):
+            if time.monotonic() > until or process.poll() is not None:
+                raise RuntimeError(f"the process was not ready after 60 s: {log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield process.pid, json.loads(lines[0])
+
+
+@contextmanager
+def started(name: str, backends: list[str], within_s: float = 90.0) -> Iterator[Process]:
+    """Run the gateway or a peer in front of backends once it answers a chat; raise LookupError if not installed."""
+    port, failure, until = free_port(), "", time.monotonic() + within_s
+    key = KEY if name in ("gateway", "peer.litellm") else ""
+    url = f"http://127.0.0.1:{port}"
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    with running(_command(name, backends, port, free_port()), MEASURED_CORE) as (process, log):
+        while True:
+            try:
+                request = urllib.request.Request(f"{url}/v1/chat/completions", chat(), headers)
+                with urllib.request.urlopen(request, timeout=20):
+                    break
+            except urllib.error.HTTPError as error:
+                failure = f"{error.code} {error.read()[:300]!r}"
+            except OSError as error:
+                failure = str(error)
+            if time.monotonic() > until or process.poll() is not None:
+                raise RuntimeError(f"{name} answers no chat ({failure}): {log.read_text()[-1500:]}")
+            time.sleep(0.2)
+        yield Process(process.pid, url, key)
+
+
+def _command(name: str, backends: list[str], port: int, admin_port: int) -> list[str]:
+    if name == "gateway":  # with queue, default prediction and keys
+        sha256 = hashlib.sha256(KEY.encode()).hexdigest()
+        return [sys.executable, "-c", GATEWAY, json.dumps([backends, sha256, port, admin_port])]
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    if name == "peer.litellm":  # one worker, default options, no database; it does not start without a key
+        write = f'printf %s "$0" > config.yaml && LITELLM_MASTER_KEY={KEY} exec "$@"'
+        config = LITELLM.format(backend=backends[0])
+        return ["bash", "-c", write, config, _program("litellm"), "--config", "config.yaml", *where]
+    program, *words = RUST[name]
+    where += ["--prometheus-port", str(admin_port)]
+    return [_program(program), *words, "--worker-urls", *backends, "--policy", "round_robin", *where]
+
+
+def _program(name: str) -> str:
+    """Find a program next to this Python, in the folders of LENGTHWISE_PEERS, or on PATH."""
+    folders = [str(Path(sys.executable).parent), os.environ.get("LENGTHWISE_PEERS", ""), os.environ.get("PATH", "")]
+    if (path := shutil.which(name, path=os.pathsep.join(folders))) is None:
+        raise LookupError(f"{name} is not installed (next to this Python, on PATH, or in LENGTHWISE_PEERS)")
+    return path
 
 
 # A client of little cost: raw connections, requests prepared as bytes, responses only delimited
@@ -119,27 +254,26 @@ def closed_loop(process: Process, body: bytes, count: int, connections: int) -> 
 
 
 # Overhead of the gateway and its peers
-def overhead(target: Target, quick: bool) -> dict[str, Any]:
-    """Return added latency, rate, CPU and memory of one target, with the machine's pace before and after."""
+def overhead(_: Path, quick: bool, name: str) -> dict[str, Any]:
+    """Return added latency, rate, CPU and memory of one program, with the machine's pace before and after."""
     try:
         with on_cores(OTHER_CORE):
             before = _pace()
-            backend_command = [sys.executable, "-m", "lengthwise.testing.engine_server.lean"]
-            with running(backend_command, OTHER_CORE) as (server, log):
-                backend = Process(server.pid, first_json(server, log)["url"])
-                with target.started([backend.url], chat()) as process:
-                    rows = _measured(target, process, backend, QUICK if quick else FULL)
+            with printed_json([str(LEAN_ENGINE)], OTHER_CORE) as (group, printed):
+                backend = Process(group, printed["url"])
+                with started(name, [backend.url]) as process:
+                    rows = _measured(name, process, backend, QUICK if quick else FULL)
             after = _pace()
     except LookupError as error:
-        return {f"{target.name}.skipped": {"skipped": str(error)}}
+        return {f"{name}.skipped": {"skipped": str(error)}}
     except (RuntimeError, TimeoutError, AssertionError) as error:
-        if target.name == "gateway":
+        if name == "gateway":
             raise
-        return {f"{target.name}.skipped": {"skipped": f"the program does not work: {error!r}"}}
-    for name, times_us in before.items():
-        rows[name] = summary([*times_us, *after[name]]) | {"unit": "us"}
-        rows[name] |= {"before_us": statistics.median(times_us), "after_us": statistics.median(after[name])}
-    return {f"{target.name}.{n}": {"better": "higher" if n == "rps" else "lower"} | row for n, row in rows.items()}
+        return {f"{name}.skipped": {"skipped": f"the program does not work: {error!r}"}}
+    for pace, times_us in before.items():
+        rows[pace] = summary([*times_us, *after[pace]]) | {"unit": "us"}
+        rows[pace] |= {"before_us": statistics.median(times_us), "after_us": statistics.median(after[pace])}
+    return {f"{name}.{n}": {"better": "higher" if n == "rps" else "lower"} | row for n, row in rows.items()}
 
 
 def _pace() -> dict[str, list[float]]:
@@ -148,6 +282,11 @@ def _pace() -> dict[str, list[float]]:
     The speed of a shared machine drifts by half within hours; only runs with similar values can be compared.
     """
 
+    def python_loop() -> None:
+        number = 1
+        for _ in range(LOOP_ROUNDS):
+            number = (number * 1_103_515_245 + 12_345) & 0x7FFFFFFF
+
     def socket_io() -> None:
         one, other = socket.socketpair()
         with one, other:
@@ -155,19 +294,13 @@ def _pace() -> dict[str, list[float]]:
                 one.send(b"x" * IO_BYTES)
                 other.recv(IO_BYTES)
 
-    def timed(work: Callable[[], Any]) -> list[float]:
-        times = [time.perf_counter()]
-        for _ in range(7):
-            work()
-            times.append(time.perf_counter())
-        return (np.diff(times) * 1e6).tolist()
-
     with on_cores(MEASURED_CORE):
-        return {"machine_pace": timed(python_loop), "machine_pace_io": timed(socket_io)}
+        work = {"machine_pace": python_loop, "machine_pace_io": socket_io}
+        return {name: [1e6 * s for s in cpu_seconds(run, 7)] for name, run in work.items()}
 
 
-def _measured(target: Target, process: Process, backend: Process, counts: tuple[int, ...]) -> dict[str, Any]:
-    single, many, streams, paced, memory = (max(BLOCKS, int(target.light * n)) for n in counts)
+def _measured(name: str, process: Process, backend: Process, counts: tuple[int, ...]) -> dict[str, Any]:
+    single, many, streams, paced, memory = (max(BLOCKS, int(LIGHT.get(name, 1.0) * n)) for n in counts)
     _check(process, backend)
     closed_loop(process, chat(), max(BLOCKS, many // 10), 4)  # warms up
     rows = _added_latency(process, backend, max(1, single // BLOCKS))
@@ -176,14 +309,14 @@ def _measured(target: Target, process: Process, backend: Process, counts: tuple[
     cpu_us = (process.cpu_s() - before) / many * 1e6
     rows["rps"] = {"value": many / times.wall_s, "unit": "requests/s"}
     rows["cpu_us_per_request"] = {"value": cpu_us, "unit": "us"}
-    for name, count, connections, gap_ms in (
+    for figure, count, connections, gap_ms in (
         ("cpu_us_per_token_back_to_back", streams, CONNECTIONS, 0),
         ("cpu_us_per_token", paced, PACED_CONNECTIONS, GAP_MS),  # paced, far from saturation
     ):
         before = process.cpu_s()
         closed_loop(process, chat(stream=True, gap_ms=gap_ms), count, min(connections, count))
-        rows[name] = {"value": (process.cpu_s() - before) / (count * TOKENS) * 1e6, "unit": "us"}
-    if target.name == "gateway":
+        rows[figure] = {"value": (process.cpu_s() - before) / (count * TOKENS) * 1e6, "unit": "us"}
+    if name == "gateway":
         rows["rss_growth_mib"] = _memory_growth(process, memory)
     return rows
 
@@ -221,11 +354,11 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
     stream = chat(stream=True, tokens=8)
     closed_loop(process, chat(), max(CONNECTIONS, count // 20), CONNECTIONS)
     closed_loop(process, stream, max(CONNECTIONS, count // 100), CONNECTIONS)
-    rss_mib = [process.rss_mib()]
+    rss_mib = [group_use(process.group)[1]]
     for _ in range(10):
         closed_loop(process, chat(), int(0.9 * count) // 10, CONNECTIONS)
         closed_loop(process, stream, int(0.1 * count) // 10, CONNECTIONS)
-        rss_mib.append(process.rss_mib())
+        rss_mib.append(group_use(process.group)[1])
     return {"value": rss_mib[-1] - rss_mib[0], "unit": "MiB", "requests": count, "rss_mib": rss_mib}
 
 
@@ -250,7 +383,7 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
 
     times_s = [time.thread_time()]
     for k in range(20 if quick else 200):
-        scheduler.rerank(20.0 + k)
+        scheduler.queue.rerank(20.0 + k)
         times_s.append(time.thread_time())
     assert len({scheduler.position(i) for i in waiting}) == len(waiting) == WAITING
     return {"gateway.rerank_10k_ms": summary((1e3 * np.diff(times_s)).tolist()) | {"machine": machine()}}
@@ -277,14 +410,13 @@ def _peak(engines: int, *, quick: bool) -> tuple[float, list[dict[str, float]]]:
     """Return the largest rate with an acceptable delay, by bisection, and all probes."""
     span_s, halvings = (10.0, 3) if quick else (40.0, 5)
     low, high, probes = 0.5, 1.0, []
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         urls: list[str] = []
         for first in range(0, engines, PER_PROCESS):
-            command = [sys.executable, "-m", "lengthwise.testing.engine_server"]
-            command += ["--count", str(min(PER_PROCESS, engines - first)), "--max-num-seqs", str(MAX_NUM_SEQS)]
-            command += ["--fixed-s", str(STEP_S), "--decode-s", "0", "--prompt-token-s", "0"]
-            urls += first_json(*stack.enter_context(running(command, OTHER_CORE)))["urls"]
-        gateway = stack.enter_context(OWN.started(urls, chat(), within_s=120.0))
+            sizes = f"--count {min(PER_PROCESS, engines - first)} --max-num-seqs {MAX_NUM_SEQS} --fixed-s {STEP_S}"
+            command = f"-m lengthwise.testing.engine_server {sizes} --decode-s 0 --prompt-token-s 0".split()
+            urls += stack.enter_context(printed_json(command, OTHER_CORE))[1]["urls"]
+        gateway = stack.enter_context(started("gateway", urls, within_s=120.0))
         _probe(gateway, 0.5 * engines * ENGINE_RPS, 3.0 if quick else 8.0, seed=0)  # concurrency limits adapt
         for number in range(halvings + 1):
             share = low if number == 0 else (low + high) / 2
@@ -301,34 +433,16 @@ def _peak(engines: int, *, quick: bool) -> tuple[float, list[dict[str, float]]]:
 
 def _probe(gateway: Process, rate_rps: float, span_s: float, seed: int) -> dict[str, float]:
     """Send requests in an open loop; return seconds above the steps that a request needs, and the CPU share."""
-    import aiohttp
     import uvloop
 
     rng = np.random.default_rng(seed)
     due_s = np.cumsum(rng.exponential(1 / rate_rps, int(rate_rps * span_s))).tolist()
     lengths = rng.integers(SHORTEST, LONGEST + 1, len(due_s)).tolist()
-
-    async def open_loop() -> list[float]:
-        loop = asyncio.get_running_loop()
-        started_s = loop.time() + 0.1
-        headers = {"Authorization": f"Bearer {gateway.key}"}
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
-
-            async def request(due_s: float, tokens: int) -> float:
-                await asyncio.sleep(started_s + due_s - loop.time())
-                sent_s = loop.time()
-                body = {"model": "toy", "prompt": "a fixed length", "max_tokens": tokens, "ignore_eos": True}
-                async with session.post(f"{gateway.url}/v1/completions", json=body) as response:
-                    content = await response.json()
-                    assert response.status == 200, content
-                assert content["usage"]["completion_tokens"] == tokens
-                return loop.time() - sent_s - tokens * STEP_S
-
-            return await asyncio.gather(*map(request, due_s, lengths))
-
+    fixed = {"model": "toy", "prompt": "a fixed length", "ignore_eos": True}
     before, start = gateway.cpu_s(), time.perf_counter()
-    delays_s = uvloop.run(open_loop())
-    wall_s = time.perf_counter() - start
+    found = uvloop.run(posted(gateway.url, [fixed | {"max_tokens": n} for n in lengths], due_s, key=gateway.key))
+    cpu_share = (gateway.cpu_s() - before) / (time.perf_counter() - start)
+    assert [json.loads(content)["usage"]["completion_tokens"] for *_, content in found] == lengths
+    delays_s = [end_s - sent_s - n * STEP_S for n, (_, sent_s, end_s, _) in zip(lengths, found, strict=True)]
     assert min(delays_s) > -STEP_S, f"faster than its own steps: {min(delays_s)}"
-    cpu_share = (gateway.cpu_s() - before) / wall_s
     return {"rate_rps": rate_rps, "delay_s": statistics.fmean(delays_s), "gateway_cpu_share": cpu_share}

@@ -1,36 +1,33 @@
 """The gain of length-aware order: the gateway in front of two engines, and the simulator's prediction.
 
 Each run is a burst of recorded prompts through the complete gateway, over HTTP. 1x is the rate that two engines with
-full batches serve, as fitted to runs under FCFS; 3x and 5x are that many times as much. The policies of a shuffle run
-one after the other, so that other load on the machine affects them alike. Intervals are Student's t over shuffles.
+full batches serve, as fitted to runs under FCFS. The policies of a shuffle run one after the other, so that other load
+affects them alike. Intervals are Student's t over shuffles.
 
 Prompts are AlpacaEval's (non-commercial: for evaluation only, never for training), lengths those of Vicuna 13B's
-recorded outputs, divided by SHRINK so that a small engine serves a burst in seconds. Engines receive each length in
-``vllm_xargs.output_tokens``; the gateway sees only ``max_tokens``, which is equal for all.
+outputs, divided by SHRINK. Engines receive each length in ``vllm_xargs.output_tokens``; the gateway sees only
+``max_tokens``, which is equal for all.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
 import math
 import os
-import sys
 import tempfile
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from _gateway_processes import first_json, running
-from _harness import machine
+from _gateway_cost import printed_json
+from _harness import machine, posted
 
 from lengthwise import engine, predict, workload
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
@@ -98,25 +95,18 @@ class Cell:
     preemptions: Counter[str] = field(default_factory=Counter)
 
 
-def emulated(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows of emulated engines, which take no core from the gateway."""
-    return figures(shared, quick, kind="emulated")
-
-
-def figures(shared: Path, quick: bool, kind: str = "live") -> dict[str, Any]:
-    """Return the rows of real engines; raise FileNotFoundError without data or engines."""
+def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
+    """Return the rows of "live" engines, or of "emulated" ones, which take no core from the gateway."""
     import uvloop
 
     plan = QUICK if quick else FULL
     shuffle(shared, 0, 1)  # fails early without data
     cells: list[Cell] = []
-    services: dict[int, Service] = {}
     with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         urls = stack.enter_context(_real_engines(max(plan.batches))) if kind == "live" else []
         for batch in plan.batches:
             urls = stack.enter_context(_emulated_engines(batch)) if kind == "emulated" else urls
-            done, services[batch] = runner.run(_measure_batch(shared, plan, urls, batch))
-            cells += done
+            cells += runner.run(_measure_batch(shared, plan, urls, batch))
     measured, simulated = [cell.measured for cell in cells], [cell.simulated for cell in cells]
     policies = {name: _evaluate(measured, simulated, name) for name in POLICIES if name not in (FCFS, ORACLE)}
     own, results = policies[ISRTF], [result for of in policies.values() for result in of.values()]
@@ -126,8 +116,6 @@ def figures(shared: Path, quick: bool, kind: str = "live") -> dict[str, Any]:
         f"gateway.{kind}.gap_closed": own["gap_closed"] | {
             "policies": policies,
             "cells": [_summary_of(cell) for cell in cells],
-            "plan": asdict(plan),
-            "services": {batch: asdict(service) for batch, service in services.items()},
             "machine": machine(),
         },
         f"gateway.{kind}.p99_over_oracle": own["p99_over_oracle"],
@@ -174,36 +162,25 @@ def shuffle(shared: Path, seed: int, count: int, rate_rps: float = 1e6) -> Workl
 
 async def _send(port: int, made: Workload) -> Floats:
     """Send requests in an open loop; return [n] JCT from due to last byte, and check the recorded lengths."""
-    import aiohttp
-
-    loop, salt = asyncio.get_running_loop(), uuid.uuid4().hex  # no run finds prompts of another in a cache
-    started_s = loop.time() + 0.05
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-
-        async def request(due_s: float, prompt: str, tokens: int) -> float:
-            body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "cache_salt": salt}
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-            body |= {"vllm_xargs": {"output_tokens": tokens, "max_tokens": MAX_TOKENS}}
-            await asyncio.sleep(started_s + due_s - loop.time())
-            async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as response:
-                content = await response.read()
-            jct_s = loop.time() - started_s - due_s
-            assert response.status == 200, content[:500]
-            events = [json.loads(one[6:]) for one in content.split(b"\n\n") if one.startswith(b"data: {")]
-            usage = next(event["usage"] for event in reversed(events) if event.get("usage"))
-            assert usage["completion_tokens"] == tokens, (usage, tokens)
-            return jct_s
-
-        rows = zip(made.arrival_s.tolist(), made.extra["prompt"], made.output_tokens.tolist(), strict=True)
-        return np.array(await asyncio.gather(*(request(*row) for row in rows)))
+    fixed = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
+    fixed |= {"stream_options": {"include_usage": True}, "cache_salt": uuid.uuid4().hex}  # no run finds prompts cached
+    tokens = made.output_tokens.tolist()
+    bodies = [
+        fixed | {"prompt": prompt, "vllm_xargs": {"output_tokens": n, "max_tokens": MAX_TOKENS}}
+        for prompt, n in zip(made.extra["prompt"], tokens, strict=True)
+    ]
+    found = await posted(f"http://127.0.0.1:{port}", bodies, made.arrival_s.tolist())
+    for n, (*_, content) in zip(tokens, found, strict=True):
+        events = [json.loads(one[6:]) for one in content.split(b"\n\n") if one.startswith(b"data: {")]
+        usage = next(event["usage"] for event in reversed(events) if event.get("usage"))
+        assert usage["completion_tokens"] == n, (usage, n)
+    return np.array([end_s - due_s for due_s, _, end_s, _ in found])
 
 
 # Engines
 @contextlib.contextmanager
 def _real_engines(batch: int) -> Iterator[list[str]]:
     """Start vLLMs on one thread each, in parallel; raise FileNotFoundError where none is installed."""
-    from concurrent.futures import ThreadPoolExecutor
-
     import _vllm
 
     from lengthwise.backend.process import free_port, local_engine
@@ -216,18 +193,15 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
         def start(number: int) -> str:
             place, port = Path(folder) / f"engine-{number}", free_port()
             place.mkdir()
-            command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-            command += f"--served-model-name {MODEL} --host 127.0.0.1 --port {port} --dtype float32".split()
-            command += f"--max-model-len 1536 --max-num-seqs {batch} --max-num-batched-tokens 2048".split()
-            command += f"--generation-config vllm --distributed-executor-backend {ONE_PROCESS}".split()
-            command += ["--middleware", "forced_length.ForcedLength", "--enforce-eager", "--disable-uvicorn-access-log"]
+            words = f"""-m vllm.entrypoints.openai.api_server --model {model} --served-model-name {MODEL}
+                --host 127.0.0.1 --port {port} --dtype float32 --max-model-len 1536 --max-num-seqs {batch}
+                --max-num-batched-tokens 2048 --generation-config vllm --distributed-executor-backend {ONE_PROCESS}
+                --middleware forced_length.ForcedLength --enforce-eager --disable-uvicorn-access-log"""
             paths = [str(Path(engine_side.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
             env = _vllm.QUIET | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(place / "cache")}
             env["PYTHONPATH"] = os.pathsep.join(paths)
-            one = local_engine(command, port=port, env=env, log_path=place / "log", ready_s=600.0)
-            url = one.__enter__().url
-            stack.push(one)
-            return url
+            one = local_engine([python, *words.split()], port=port, env=env, log_path=place / "log", ready_s=600.0)
+            return stack.enter_context(one).url
 
         with ThreadPoolExecutor(ENGINES) as pool:
             urls = list(pool.map(start, range(ENGINES)))
@@ -237,18 +211,17 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def _emulated_engines(batch: int) -> Iterator[list[str]]:
     """Start emulated engines in a process of their own."""
-    command = [sys.executable, "-m", "lengthwise.testing.engine_server"]
-    command += f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}".split()
-    # About a tiny model on one core.
-    command += ["--fixed-s", "0.01", "--decode-s", "0.001", "--prompt-token-s", "0.0001"]
-    with running(command, os.sched_getaffinity(0)) as (process, log):
-        yield first_json(process, log)["urls"]
+    sizes = f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}"
+    times = "--fixed-s 0.01 --decode-s 0.001 --prompt-token-s 0.0001"  # about a tiny model on one core
+    command = f"-m lengthwise.testing.engine_server {sizes} {times}".split()
+    with printed_json(command, os.sched_getaffinity(0)) as (_, printed):
+        yield printed["urls"]
 
 
 # Measurement
-async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> tuple[list[Cell], Service]:
+async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> list[Cell]:
     """Measure and simulate all loads at one batch size."""
-    first, start_s = shuffle(shared, 999, plan.count(batch)), time.monotonic()
+    first = shuffle(shared, 999, plan.count(batch))
     await _run(urls, batch, FCFS, shuffle(shared, 998, 8))  # warms up
     _, trace, _ = await _run(urls, batch, FCFS, first)
     service = _fit([trace], batch)
@@ -266,14 +239,13 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
                 cell.preemptions[name] += preemptions
                 if name == FCFS:
                     cell.fcfs_traces.append(trace)
-        print(f"{time.monotonic() - start_s:6.1f} s  batch {batch}, shuffle {seed}", file=sys.stderr, flush=True)
     service = _fit([trace for cell in cells for trace in cell.fcfs_traces], batch)
     for cell in cells:
         for seed in range(max(plan.simulated, plan.shuffles)):
             made = shuffle(shared, seed, plan.count(batch), cell.load * rate_rps)
             for name in POLICIES:
                 cell.simulated.setdefault(name, []).append(_simulate(made, service, name))
-    return cells, service
+    return cells
 
 
 async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tuple[Floats, Trace, int]:

@@ -1,23 +1,38 @@
-"""Rows, machine description, timing and output that all benchmarks share."""
-
-from __future__ import annotations
+"""Rows, machine description, timing, processes, and the hash of the code that all benchmarks share."""
 
 import argparse
+import asyncio
+import contextlib
+import hashlib
+import itertools
 import json
 import math
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-LOOP_ROUNDS = 100_000
+ROOT = Path(__file__).parents[1]
+_ROOMS = ("engine", "policy", "cost", "metrics", "workload", "measure", "catalog")
+_SCHEMA = ("cost_tables", "deployment", "profile", "records", "specs", "workload")
+_CLIENT = ("openai", "openai_protocol", "process", "launch", "vllm")
+_CAMPAIGN = ("_circle*", "_live", "_continuous", "_vllm", "_intervals")
+CODE = (
+    *(f"src/lengthwise/{room}" for room in _ROOMS),
+    *(f"src/lengthwise/schema/{name}.py" for name in _SCHEMA),
+    *(f"src/lengthwise/backend/{name}.py" for name in _CLIENT),
+    "src/lengthwise/_jit.py",
+    *(f"benchmarks/{name}.py" for name in _CAMPAIGN),
+    "benchmarks/engines",
+)
+"""Files and folders that determine the error of a calibrated simulation; a test compares with a campaign's imports."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +48,12 @@ class Row:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """Parse --json and --quick."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="print JSON lines")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
-    return parser.parse_args()
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser of --json and --quick."""
+    made = argparse.ArgumentParser(description=description.splitlines()[0])
+    made.add_argument("--json", action="store_true", help="print JSON lines")
+    made.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
+    return made
 
 
 def machine() -> dict[str, Any]:
@@ -59,13 +74,6 @@ def machine() -> dict[str, Any]:
         "numba": numba.__version__,
         "numpy": np.__version__,
     }
-
-
-def commit() -> str:
-    """Return the commit of the code, with "-dirty" where the checkout has changes."""
-    command = ["git", "describe", "--always", "--abbrev=10", "--dirty", "--exclude=*"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 def show(rows: Sequence[Row], *, as_json: bool) -> None:
@@ -93,41 +101,103 @@ def strict_json(value: Any) -> str:
     return json.dumps(finite(value), allow_nan=False)
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Return the median and the range of repeats, as ``value`` and ``ci`` of a row."""
     return {"value": statistics.median(values), "ci": (min(values), max(values))}
 
 
-def best_cpu_s(run: Callable[[], Any], repeats: int) -> tuple[float, list[float]]:
-    """Return (median, all) CPU seconds of a call: steadier than wall time on a shared machine."""
-    seconds = []
+def cpu_seconds(run: Callable[[], Any], repeats: int) -> list[float]:
+    """Return CPU seconds of calls: steadier than wall time on a shared machine."""
+    times_s = [time.process_time()]
     for _ in range(repeats):
-        start = time.process_time()
         run()
-        seconds.append(time.process_time() - start)
-    return statistics.median(seconds), seconds
+        times_s.append(time.process_time())
+    return [after - before for before, after in itertools.pairwise(times_s)]
 
 
-def python_loop() -> int:
-    """Run LOOP_ROUNDS rounds of integer arithmetic: a fixed amount of plain Python."""
-    number = 1
-    for _ in range(LOOP_ROUNDS):
-        number = (number * 1_103_515_245 + 12_345) & 0x7FFFFFFF
-    return number
+def fresh_process(code: str, **environment: str) -> Any:
+    """Run Python code in a new process; return the JSON of its last line."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def child_process(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, check: bool = True
-) -> tuple[subprocess.CompletedProcess[str], float, float]:
-    """Run a command to its end; return (process, CPU seconds, wall seconds)."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=check)
-    wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall_s
+def group_use(group: int) -> tuple[float, float]:
+    """Return (CPU seconds, resident MiB) of the living processes of a group; 0 where there is no /proc."""
+    ticks = pages = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = stat.read_text().rpartition(")")[2].split()
+            if int(words[2]) == group:
+                ticks, pages = ticks + int(words[11]) + int(words[12]), pages + int(words[21])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def fresh_process(code: str, **environment: str) -> dict[str, Any]:
-    """Run Python code in a new process; return the JSON of its last line, its CPU and its wall seconds."""
-    done, cpu_s, wall_s = child_process([sys.executable, "-c", code], os.environ | environment)
-    lines = done.stdout.strip().splitlines()
-    return {"cpu_s": cpu_s, "wall_s": wall_s, "out": json.loads(lines[-1]) if lines else None}
+async def posted(
+    url: str, bodies: Sequence[Any], due_s: Sequence[float] = (), *, concurrency: int = 0, key: str = ""
+) -> list[tuple[float, float, float, bytes]]:
+    """Post completions at their times, or ``concurrency`` at a time; return monotonic seconds and content of each.
+
+    Seconds are those at which it was due, sent and finished. Every status must be 200.
+    """
+    import aiohttp
+
+    slots, start_s = asyncio.Semaphore(concurrency or len(bodies)), time.monotonic() + 0.1
+    options = {"connector": aiohttp.TCPConnector(limit=0), "timeout": aiohttp.ClientTimeout(total=None)}
+    async with aiohttp.ClientSession(**options, headers={"Authorization": f"Bearer {key}"}) as session:
+
+        async def post(body: Any, due_s: float) -> tuple[float, float, float, bytes]:
+            await asyncio.sleep(start_s + due_s - time.monotonic())
+            async with slots:
+                sent_s = time.monotonic()
+                async with session.post(f"{url}/v1/completions", json=body) as response:
+                    content = await response.read()
+                    assert response.status == 200, content[:500]
+            return start_s + due_s, sent_s, time.monotonic(), content
+
+        return await asyncio.gather(*map(post, bodies, due_s or [0.0] * len(bodies)))
+
+
+def code_files() -> Iterator[Path]:
+    """Yield the files of CODE."""
+    for named in (path for pattern in CODE for path in ROOT.glob(pattern)):
+        every = named.rglob("*") if named.is_dir() else (named,)
+        yield from (path for path in every if path.is_file() and "__pycache__" not in path.parts)
+
+
+def code_sha256() -> str:
+    """Return the hash of the sorted paths and contents of CODE."""
+    digest = hashlib.sha256()
+    for path in sorted(set(code_files()), key=lambda path: path.relative_to(ROOT).as_posix()):
+        of = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(ROOT).as_posix()} {of}\n".encode())
+    return digest.hexdigest()
+
+
+def of_measuring() -> dict[str, Any]:
+    """Return time and code as a campaign begins to measure."""
+    now = datetime.now(UTC).isoformat(timespec="minutes")
+    return {"measured_at": now, "measured_code_sha256": code_sha256()}
+
+
+def measured_by(folder: Path) -> dict[str, Any]:
+    """Return time and code from the folder of a campaign; None where they were not recorded."""
+    path = folder / "device.json"
+    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return {key: known.get(key) for key in ("measured_at", "measured_code_sha256")}
+
+
+def making() -> dict[str, Any]:
+    """Return the code that makes a row now."""
+    return {"code_sha256": code_sha256()}
+
+
+def origin(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details of a row made now from runs measured as ``measured`` states; no hash counts as other code."""
+    made = making()
+    return {**measured, **made, "frozen": measured["measured_code_sha256"] == made["code_sha256"]}

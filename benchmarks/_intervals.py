@@ -1,9 +1,7 @@
 """Summaries of errors and 95 % intervals, of shares, of groups that belong together, and of repeated runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +18,24 @@ SUMMARY_DRAWS = 500
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 
+class Interval(NamedTuple):
+    """A measured number in seconds, its prediction, and both ends of the interval."""
+
+    measured_s: float
+    said_s: float
+    low_s: float
+    high_s: float
+
+    def rounded(self) -> list[float]:
+        return [float(f"{s:.4g}") for s in self]
+
+
+def sides(intervals: Sequence[Interval]) -> dict[str, int]:
+    """Return the number of intervals, of those that contain the measured number, and of misses on each side."""
+    below, above = sum(o.measured_s < o.low_s for o in intervals), sum(o.measured_s > o.high_s for o in intervals)
+    return {"n": len(intervals), "satisfied": len(intervals) - below - above, "below": below, "above": above}
+
+
 def exact_interval(hits: int, n: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of independent trials (Clopper and Pearson, 1934): never too narrow."""
     from scipy.special import betaincinv
@@ -32,9 +48,8 @@ def exact_interval(hits: int, n: int) -> tuple[float, float]:
 def share_interval(groups: Mapping[Any, Sequence[bool]], seed: int = 0) -> tuple[float, float] | None:
     """Return the 95 % interval of the share of hits; None where draws do not differ, as of one group alone.
 
-    A cluster bootstrap (Davison and Hinkley 1997, 3.8): members of a group, such as a sweep of loads over one
-    deployment, share the error of their model, so that complete groups are drawn. Of few groups such an interval is
-    rough, and rather too narrow.
+    A cluster bootstrap (Davison and Hinkley 1997, 3.8): members of a group share the error of their model, so that
+    complete groups are drawn. Of few groups such an interval is rough, and rather too narrow.
     """
     hits, sizes = (np.array([of(groups[key]) for key in sorted(groups)]) for of in (sum, len))
     often = np.random.default_rng(seed).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), GROUP_DRAWS)
@@ -45,11 +60,7 @@ def share_interval(groups: Mapping[Any, Sequence[bool]], seed: int = 0) -> tuple
 def of_run(measured_s: Floats, simulated_s: Floats, q: float, seed: int) -> Repeat:
     """Return [draws] quantiles of a run's requests; complete blocks of neighbours are drawn, the same on both sides.
 
-    Requests that follow each other wait for each other: singly they would count as more than they are.
-
-    Args:
-        measured_s: [n] in the order of arrival; NaN where a request has no value.
-        simulated_s: [n] of the same requests.
+    Requests that follow each other wait for each other. Seconds are [n] in the order of arrival, NaN without a value.
     """
     rng = np.random.default_rng(seed)
     blocks = np.array_split(np.arange(len(measured_s)), min(BLOCKS, len(measured_s)))
@@ -103,20 +114,17 @@ def described(error: Floats) -> dict[str, Any]:
     """Return count, MAPE, bias and quantiles of absolute errors."""
     if not len(error):
         return {"points": 0}
-    size = np.abs(error)
-    at = {f"p{round(100 * q)}": round(float(np.quantile(size, q)), 4) for q in QUANTILES}
-    bias = round(float(np.median(error)), 4)
-    return {"points": len(error), "mape": round(float(size.mean()), 4), "bias": bias, **at}
+    numbers = {"mape": np.abs(error).mean(), "bias": np.median(error)}
+    numbers |= {f"p{round(100 * q)}": np.quantile(np.abs(error), q) for q in QUANTILES}
+    return {"points": len(error)} | {name: round(float(number), 4) for name, number in numbers.items()}
 
 
 def summary(error: Floats, clusters: Sequence[Any]) -> dict[str, Any]:
     """Return the median of absolute errors with an interval over complete clusters, and their description."""
     size, rng = np.abs(error), np.random.default_rng(0)
     groups = [size[[c == name for c in clusters]] for name in sorted(set(clusters))]
-    medians = [
-        np.median(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))]))
-        for _ in range(SUMMARY_DRAWS)
-    ]
+    draws = rng.integers(len(groups), size=(SUMMARY_DRAWS, len(groups)))
+    medians = [np.median(np.concatenate([groups[i] for i in drawn])) for drawn in draws]
     interval = [round(float(q), 4) for q in np.quantile(medians, [0.025, 0.975])]
     return {"value": round(float(np.median(size)), 4), "interval": interval, **described(error)}
 

@@ -3,67 +3,69 @@
     python benchmarks/_live.py --out FOLDER [--quick] [--only vllm,transformers] [--again SAVED]
 
 writes each run's records (measured and simulated), the profile and rows.json there; --again takes profile and
-measured records from an earlier folder (results/live/vllm, results/live/transformers) and repeats the rest. Rows record
-when and by what code (a hash) their runs were measured and by what code they were made, so that only those of frozen
-code count as blind. vLLM runs on one CPU thread at two settings of its scheduler and three loads, each three times;
-transformers' continuous batching at three loads. The calibration sees the static and the half load of one setting, all
-repeats; errors are of the others: nearly full load, and the other setting.
+measured records from an earlier folder (results/live/vllm, results/live/transformers) and repeats the rest. Rows state
+the hashes of the code that measured and that made them: only those of frozen code count as blind. vLLM runs on one CPU
+thread at two settings and three loads, transformers' continuous batching at three loads, each three times. The
+calibration sees the static and the half load of one setting; errors are of the others.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import json
-import shutil
+import math
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import _circle
-import _circle_rows
 import _continuous
-import _frozen
-import _vllm
-from _circle import Lengths, Run, Setting
-from _device import machine, this_thread
-from _harness import commit, strict_json
-from _turns import Turn, in_turns
+from _circle import BLOCK, Lengths, Run, Setting, Turn, device_of, in_turns, iterations_of, machine_of
+from _harness import measured_by, of_measuring, origin, strict_json
 
-from lengthwise import Deployment, Workload
+from lengthwise import Deployment, Workload, simulate
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import read_profile, write_profile
 from lengthwise.measure import read_records, write_records
 from lengthwise.measure.calibration import Calibration, Iterations, read_iterations
 from lengthwise.measure.operators import measure_profile
 from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.errors import EngineError
 from lengthwise.schema.profile import Profile
 from lengthwise.schema.records import Measured
 from lengthwise.schema.specs import GpuSpec
 
-MAX_MODEL_LEN, BLOCK, BLOCKS = 1024, 32, 512
 WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
 FIFO = Setting("fifo", 32, 512)
 """Of transformers: decodes first, then prompts in order of arrival, cut to the step's tokens, as vLLM v1 does."""
 SECTIONS = ("vllm", "transformers")
+END_S = 20.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a campaign."""
+    """The size of a campaign; ``settings`` are vLLM's, ``fifo`` is transformers'. ``left_s``: time for measuring."""
 
     size: str = "small"
     settings: tuple[Setting, ...] = (WIDE, NARROW)
+    fifo: Setting = FIFO
+    dtype: str = "float32"
+    max_model_len: int = 1024
+    blocks: int = 512
     profile_s: float = 60.0
     static_s: float = 12.0
     seconds: float = 20.0
     repeats: int = 3
     lengths: Lengths = field(default_factory=Lengths)
+    least: int = 80
+    left_s: Callable[[], float] = lambda: math.inf
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,8 @@ class Split:
     priced: Deployment
     steps: Iterations | None
 
-    def calibrated(self, masks: str = "auto") -> Calibration:
-        """Calibrate the costs to the runs to learn from."""
-        return _circle.calibrated(self.learnt, self.scored, self.priced, self.steps, masks)
+    def calibrated(self) -> Calibration:
+        return _circle.calibrated(self.learnt, self.scored, self.priced, self.steps)
 
 
 FULL = Plan()
@@ -88,121 +89,162 @@ QUICK = Plan(size="tiny", profile_s=20.0, static_s=5.0, seconds=8.0, repeats=1)
 def figures(
     _shared: Path, quick: bool, out: Path | None = None, only: Sequence[str] = SECTIONS, *, again: Path | None = None
 ) -> dict[str, Any]:
-    """Return rows by name.
+    """Return rows by name; ``again`` repeats all but the measurements of an earlier campaign."""
+    import _vllm
 
-    Raises:
-        FileNotFoundError: No engine, or no torch, is installed.
-    """
-    if again is None:
-        _vllm.require()
-        if importlib.util.find_spec("torch") is None:
-            raise FileNotFoundError("no torch to profile this machine with: make torch")
+    plan = QUICK if quick else FULL
+    if again is None and importlib.util.find_spec("torch") is None:
+        raise FileNotFoundError("no torch to profile this machine with: make torch")
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(out) if out else Path(folder) / "out"
-        place.mkdir(parents=True, exist_ok=True)
-        circle = Circle(place.resolve(), Path(folder), QUICK if quick else FULL, again=again)
+        place, work = Path(out or Path(folder) / "out").resolve(), Path(folder)
+        python, model = ("", None) if again else (_vllm.require(), _vllm.make_model(work / plan.size, plan.size))
+        config = model and json.loads((model / "config.json").read_text())
+        circle = Circle(place, work, plan, config, again=again, python=python)
         rows: dict[str, Any] = {}
         for section in only:
             rows |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
-        made = {"code": commit()} | _frozen.metadata(circle.measured_by)
-        for row in rows.values():
-            row["details"] |= made
-        (place / "rows.json").write_text("".join(strict_json({"name": n} | row) + "\n" for n, row in rows.items()))
+        circle.write(rows)
         return rows
 
 
 class Circle:
-    """One machine's campaign: results in ``out``, weights and logs in ``work``, an earlier campaign in ``again``."""
+    """One machine's campaign: results in ``out``, weights and logs in ``work``, an earlier campaign in ``again``.
 
-    def __init__(self, out: Path, work: Path, plan: Plan, *, again: Path | None = None) -> None:
-        self.out, self.work, self.plan, self.again = out, work, plan, again
-        self.source = again.resolve() if again else out
-        self.start = time.monotonic()
-        self.model, config = work / plan.size, self.source / f"{plan.size}.json"
-        if not again:
-            _vllm.make_model(self.model, plan.size)
-            shutil.copyfile(self.model / "config.json", config)
-        self.config = str(config)
-        self.measured_by = _frozen.measured_by(self.source) if again else _frozen.of_measuring()
-        self.gpu, self.machine = self._device()
+    ``config`` is the model's; ``python`` runs transformers' engine.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        work: Path,
+        plan: Plan,
+        config: Mapping[str, Any] | None = None,
+        *,
+        again: Path | None = None,
+        device: str = "cpu",
+        python: str = "",
+    ) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out, self.work, self.plan, self.again, self.device, self.python = out, work, plan, again, device, python
+        self.source, self.start, self.model = again.resolve() if again else out, time.monotonic(), work / plan.size
+        self.config = str(self.source / f"{plan.size}.json")
+        self.measured_by = measured_by(self.source) if again else of_measuring()
+        self.runs: list[Run] = []
+        path = self.source / "device.json"
+        if again:
+            known = json.loads(path.read_text())
+            self.machine, self.profile = known["machine"], read_profile(self.source / "profile.parquet")
+            self.gpu = GpuSpec(**known["gpu"] | {"aliases": tuple(known["gpu"]["aliases"])})
+            return
+        Path(self.config).write_text(json.dumps(config, indent=1))
+        for name in ("*.measured.parquet", "*.simulated.parquet", "profile.points.jsonl", "rows.json"):
+            for old in out.glob(name):
+                old.unlink()
+        self.gpu = device_of(device, plan.dtype)
+        self.machine = machine_of(self.gpu, plan.dtype)
+        path.write_text(strict_json({"gpu": asdict(self.gpu), "machine": self.machine} | self.measured_by))
         self.profile = self._profiled()
 
     def say(self, text: str) -> None:
-        """Print a line with the seconds since the start."""
-        print(f"{time.monotonic() - self.start:6.1f} s  {text}", file=sys.stderr, flush=True)
+        """Print a line with the seconds since the start, and add it to progress.log."""
+        line = f"{time.monotonic() - self.start:6.1f} s  {text}"
+        print(line, file=sys.stderr, flush=True)
+        with (self.out / "progress.log").open("a") as log:
+            log.write(line + "\n")
 
-    def _device(self) -> tuple[GpuSpec, dict[str, Any]]:
-        """Return the device and the machine's facts at the time when its runs were measured."""
-        path = self.source / "device.json"
-        if self.again:
-            known = json.loads(path.read_text())
-            return GpuSpec(**known["gpu"] | {"aliases": tuple(known["gpu"]["aliases"])}), known["machine"]
-        gpu = this_thread()
-        path.write_text(strict_json({"gpu": asdict(gpu), "machine": machine(gpu)} | self.measured_by))
-        return gpu, machine(gpu)
+    def write(self, rows: Mapping[str, Any]) -> None:
+        """Complete rows by the code that made them, and write rows.json."""
+        for row in rows.values():
+            row["details"] |= origin(self.measured_by)
+        lines = (strict_json({"name": name} | row) + "\n" for name, row in rows.items())
+        (self.out / "rows.json").write_text("".join(lines))
+        for name, row in rows.items():
+            print(f"{name:44} {row['value']:10.4g} {row['unit']:9} {row.get('target', '')}", flush=True)
 
     def deployment(self, setting: Setting) -> Deployment:
-        """Return the deployment of a setting with the roofline's costs."""
-        limits = replace(setting.limits(MAX_MODEL_LEN, BLOCK), weight_dtype="float32", kv_dtype="float32")
-        return _circle.deployment_of(self.config, self.gpu, limits, BLOCKS)
+        plan = self.plan
+        return setting.deployment(self.config, self.gpu, plan.max_model_len, plan.blocks, plan.dtype)
 
-    def _profiled(self) -> Profile:
-        if self.again:
-            return read_profile(self.source / "profile.parquet")
-        profile = measure_profile(
-            self.deployment(WIDE).model,
-            device="cpu",
-            dtype="float32",
-            threads=1,
-            budget_s=self.plan.profile_s,
-            max_tokens=WIDE.step_tokens,
-            max_seqs=WIDE.seqs,
-            max_context=MAX_MODEL_LEN,
-        )
+    def _profiled(self) -> Profile | None:
+        """Return the profile of the device; None where an unattended GPU's fails."""
+        plan, cpu = self.plan, self.device == "cpu"
+        widest = WIDE if cpu else plan.fifo
+        try:
+            profile = measure_profile(
+                self.deployment(widest).model,
+                device=self.device,
+                dtype=plan.dtype,
+                budget_s=min(plan.profile_s, plan.left_s() / 3),
+                max_tokens=widest.step_tokens,
+                max_seqs=widest.seqs,
+                max_context=plan.max_model_len,
+                **({"threads": 1} if cpu else {"resume": self.out / "profile.points.jsonl"}),
+            )
+        except Exception:
+            if cpu:
+                raise
+            self.say(f"no profile, the roofline replaces it: {traceback.format_exc()}")
+            return None
+        finally:
+            free_memory(self.device)
         write_profile(profile, self.out / "profile.parquet")
-        self.say(f"profile of {len(profile)} points")
+        self.say("; ".join((f"profile of {len(profile)} points", *profile.metadata.notes)))
         return profile
 
     def tables(self, d: Deployment) -> CostTables:
         """Return the tables of the profile alone."""
+        if self.profile is None:
+            return d.cost
         return fit_profile(self.profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)[0]
 
     def vllm(self) -> dict[str, Any]:
         """Measure both settings, engines up at once (an idle one sleeps) and loads in turns; return the rows."""
-        notes: dict[str, Any] = {}
+        import _vllm
+
         if self.again:
-            runs = [run for setting in self.plan.settings for run in self.saved_runs(setting)]
+            self.runs = [run for setting in self.plan.settings for run in self.saved_runs(setting)]
         else:
             with contextlib.ExitStack() as engines:
-                turns = []
+                self.runs, turns = [], []
                 for setting in self.plan.settings:
                     d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
                     engine = engines.enter_context(_vllm.served(d, self.model, log))
                     self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
-                    where = (engine.url, self.model.name, log, engine.process.pid, notes, self.out)
+                    where = (engine.url, self.model.name, log, engine.process.pid, self.out)
                     watched = _vllm.Watched(*where, deployment=_circle.facts_of(d))
-                    turns.append(self._turn(setting, watched.bench, watched.named))
-                runs = self._measured(turns)
-        return self._comparison("fidelity.live", runs, self.plan.settings[0], self._recorded("vllm", notes))
+                    turns.append(self.turn(setting, watched.bench, watched.named))
+                in_turns(turns, self.plan.repeats, self.say)
+        return self._comparison("fidelity.live", self.plan.settings[0])
 
-    def transformers(self) -> dict[str, Any]:
+    def transformers(self, prefix: str = "fidelity.live_transformers") -> dict[str, Any]:
         """Measure one setting of transformers' continuous batching, in a process that feeds itself; return the rows."""
-        notes: dict[str, Any] = {}
+        plan = self.plan
         if self.again:
-            runs = self.saved_runs(FIFO)
+            self.runs = self.saved_runs(plan.fifo)
         else:
-            flags = {"batch-tokens": FIFO.step_tokens, "seqs": FIFO.seqs, "blocks": BLOCKS, "block-size": BLOCK}
-            known = {"deployment": _circle.facts_of(self.deployment(FIFO))}
-            with _continuous.started(_vllm.require(), Path(self.config), flags) as engine:
-                self.say(f"{engine.metadata['engine']} ready")
-                notes["engine"] = dict(engine.metadata)
+            base = self.deployment(plan.fifo)
+            flags = {"device": self.device, "dtype": plan.dtype, "batch-tokens": plan.fifo.step_tokens}
+            flags |= {"seqs": plan.fifo.seqs, "blocks": plan.blocks, "block-size": BLOCK}
+            # compiles the simulator while the engine starts, so that the end does not wait for it
+            first = plan.lengths.workload(4, 0, None, "compile")
+            compiling = threading.Thread(target=simulate, args=(first, base), daemon=True)
+            compiling.start()
 
-                def bench(workload: Workload) -> Measured:
-                    measured = engine.run(workload)
-                    return replace(measured, metadata={**measured.metadata, **known})
+            def bench(workload: Workload) -> Measured:
+                measured = engine.run(workload, plan.left_s() + END_S)
+                return replace(measured, metadata={**measured.metadata, "deployment": _circle.facts_of(base)})
 
-                runs = self._measured([self._turn(FIFO, bench, lambda _: None)])
-        return self._comparison("fidelity.live_transformers", runs, FIFO, self._recorded("fifo", notes))
+            self.runs = []
+            try:
+                with _continuous.started(self.python, Path(self.config), flags, plan.left_s()) as engine:
+                    self.say(f"{engine.metadata['engine']} on {engine.metadata['device']}")
+                    compiling.join()
+                    in_turns([self.turn(plan.fifo, bench)], plan.repeats, self.say)
+            except EngineError as error:
+                if self.device == "cpu":
+                    raise
+                self.say(f"the engine ended early: {error}")
+        return self._comparison(prefix, plan.fifo)
 
     def saved_runs(self, setting: Setting) -> list[Run]:
         """Return the runs of a setting in the folder: each round of its loads, one after the other."""
@@ -212,74 +254,74 @@ class Circle:
             found.append(Run(name, load, int(repeat), read_records(path)))
         return sorted(found, key=lambda run: (run.repeat, list(_circle.LOADS).index(run.load)))
 
-    def _recorded(self, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-        """Write the notes of the runs beside them, or read those of an earlier campaign."""
-        path = self.source / f"{name}.notes.json"
-        if not self.again:
-            path.write_text(strict_json(notes))
-        return dict(json.loads(path.read_text()))
+    def turn(
+        self, setting: Setting, bench: Callable[[Workload], Measured], noted: Callable[[str], None] = lambda _: None
+    ) -> Turn:
+        """Return a setting's turns, whose runs are written as they come."""
 
-    def _turn(self, setting: Setting, bench: Callable[[Workload], Measured], named: Callable[[str], None]) -> Turn:
-        return Turn(setting, bench, named, self.plan.lengths, self.plan.static_s, self.plan.seconds)
-
-    def _measured(self, turns: Sequence[Turn]) -> list[Run]:
-        """Measure all runs in turns; write each as it comes."""
-        runs = []
-        for run in in_turns(turns, self.plan.repeats):
+        def named(run: Run) -> None:
             write_records(run.measured, self.out / f"{run.name}.measured.parquet")
-            runs.append(run)
-            self.say(_circle.outcome(run))
-        return runs
+            self.runs.append(run)
+            noted(run.name)
+
+        plan = self.plan
+        return Turn(setting, bench, named, plan.lengths, plan.static_s, plan.seconds, plan.least, plan.left_s)
 
     def split(self, runs: Sequence[Run], first: Setting) -> Split:
         """Return the runs that a calibration of the first setting learns from, and those held out."""
         learnt = [run for run in runs if run.setting == first.name and run.load in _circle.LEARNT]
         held_out = [run for run in runs if run not in learnt]
         base = self.deployment(first)
-        log = _vllm.iterations_of(self.source, next(run.name for run in learnt if run.load == "half"))
+        logs = [iterations_of(self.source, run.name) for run in learnt if run.load == "half"]
         scored = [run for run in held_out if run.setting == first.name]
-        steps = read_iterations(log) if log.exists() else None
+        steps = read_iterations(logs[0]) if logs and logs[0].exists() else None
         return Split(learnt, held_out, scored, replace(base, cost=self.tables(base)), steps)
 
-    def _comparison(self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]) -> dict[str, Any]:
-        split = self.split(runs, first)
-        started = time.monotonic()
+    def _comparison(self, prefix: str, first: Setting) -> dict[str, Any]:
+        runs, settings = self.runs, {s.name: s for s in (*self.plan.settings, self.plan.fifo)}
+        split, started_s = self.split(runs, first), time.monotonic()
+        if not split.learnt or not split.held_out:
+            self.say("there are too few runs to calibrate on some and to judge by others")
+            return {}
         calibration = split.calibrated()
-        duration_s = time.monotonic() - started
+        duration_s, tables = time.monotonic() - started_s, calibration.tables
         self.say(f"calibrated on {len(split.learnt)} runs in {duration_s:.1f} s")
-        tables = calibration.tables
-        bare = split.calibrated(masks="no").tables if tables.masked_s > 0 else tables
-        settings = {s.name: s for s in (*self.plan.settings, FIFO)}
-        errors: dict[str, dict[str, dict[str, float]]] = {}
+        errors: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
         answers, priced = {}, {}
         for name in dict.fromkeys(run.setting for run in runs):
             own, d = [run for run in runs if run.setting == name], self.deployment(settings[name])
-            kinds = {"calibrated": tables, "profile": self.tables(d), "roofline": d.cost, "without_masks": bare}
-            for kind, cost in kinds.items():
-                errors.setdefault(kind, {}).update(_circle.errors(d, cost, own))
             priced[name] = replace(d, cost=tables)
+            for kind, cost in {"calibrated": tables, "profile": self.tables(d), "roofline": d.cost}.items():
+                errors[kind] |= _circle.errors(d, cost, own)
             for run in own:
-                answers[run.name] = _circle.simulated(priced[name], run)
-                write_records(_circle.as_simulated(answers[run.name], run), self.out / f"{run.name}.simulated.parquet")
-        found = _circle_rows.rows(prefix, errors, runs, split.held_out, answers)
-        blind = replace(split, scored=[]).calibrated().tables.errors
-        found[f"{prefix}.interval_coverage"] = _circle_rows.coverage_row(priced, blind, split.held_out)
-        about = {"machine": self.machine, "runs": notes}
-        calibration_row = _circle_rows.calibration_row(calibration, duration_s, split.learnt, runs, about)
-        return found | {f"{prefix}.calibration": calibration_row}
+                answers[run.name] = _circle.write_simulated(self.out, priced[name], run)
+        found = _circle.rows(prefix, errors, runs, split.held_out, answers)
+        if self.device == "cpu":  # a budget has no time for it
+            blind = replace(split, scored=[]).calibrated().tables.errors
+            found[f"{prefix}.interval_coverage"] = _circle.coverage_row(priced, blind, split.held_out)
+        row = _circle.calibration_row(calibration, duration_s, split.learnt, runs, {"machine": self.machine})
+        return found | {f"{prefix}.calibration": row}
+
+
+def free_memory(device: str) -> None:
+    """Free the memory of the profile before the engine, another process, allocates its own."""
+    gc.collect()
+    if device != "cpu":
+        import torch
+
+        with contextlib.suppress(RuntimeError):  # a GPU that broke for this process alone
+            torch.cuda.empty_cache()
 
 
 def main() -> None:
     """Run the campaigns of the command line and print their rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for records and rows")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
-    parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--again", type=Path, help="measure nothing: use the runs of this folder")
-    args = parser.parse_args()
-    rows = figures(args.out, args.quick, args.out, args.only.split(","), again=args.again)
-    for name, row in rows.items():
-        print(f"{name:44} {row['value']:10.4g} {row['unit']:9} {row.get('target', '')}")
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--out", type=Path, required=True, help="folder for records and rows")
+    options.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
+    options.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    options.add_argument("--again", type=Path, help="measure nothing: use the runs of this folder")
+    args = options.parse_args()
+    figures(args.out, args.quick, args.out, args.only.split(","), again=args.again)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Multi-Bin Batching: theory against simulation, and the gain of bins for recorded lengths."""
 
-from __future__ import annotations
-
 import csv
 import gzip
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -62,23 +61,31 @@ def drawn(requests: int, seeds: int = SEEDS) -> Requests:
     return made
 
 
+def _served(
+    times_s: Any, into: Any, batch: int, num_bins: int, arrival_s: Any = None, servers: int | None = 1
+) -> theory.Served:
+    """Serve requests, all at once without ``arrival_s``."""
+    arrival_s = np.zeros(len(times_s)) if arrival_s is None else arrival_s
+    return theory.serve(arrival_s, times_s, into, batch=batch, num_bins=num_bins, servers=servers)
+
+
 def theorems(_shared: Path, quick: bool) -> Rows:
     """Check Theorem 4.2 with one busy server and Lemma 5.1 with infinitely many, by batch size and number of bins."""
     requests = _requests(quick)
-    theory.serve([0.0], [1.0], [0], batch=1, num_bins=1)  # compiled before the clock starts
+    _served([1.0], [0], 1, 1)  # compiled before the clock starts
     start = time.perf_counter()
-    by_seed = drawn(requests)
-    service = [TIMES.quantile(levels) for _, levels in by_seed]
+    arrivals, levels = zip(*drawn(requests), strict=True)
+    service = list(map(TIMES.quantile, levels))
 
     def measure(bins: int) -> list[tuple[str, float, float]]:
         cuts, found = theory.uniform_optimal(TIMES, bins), []
         put = [theory.bin_of(times, cuts) for times in service]
         for batch in BATCHES:
-            rates, waits = [], []
-            for (arrival, _), times, into in zip(by_seed, service, put, strict=True):
-                sizes = {"batch": batch, "num_bins": bins}
-                rates.append(theory.serve(np.zeros(requests), times, into, servers=1, **sizes).throughput_rps)
-                waits.append(theory.serve(arrival / RATE_RPS, times, into, servers=None, **sizes).latency_s)
+            rates = [_served(*one, batch, bins).throughput_rps for one in zip(service, put, strict=True)]
+            waits = [
+                _served(times, into, batch, bins, arrival / RATE_RPS, None).latency_s
+                for times, into, arrival in zip(service, put, arrivals, strict=True)
+            ]
             rate_error = np.mean(rates) / theory.uniform_throughput_rps(TIMES, batch, bins) - 1
             wait_error = np.mean(waits) / theory.latency_s(TIMES, cuts, batch, RATE_RPS) - 1
             found.append((f"B={batch} k={bins}", float(rate_error), float(wait_error)))
@@ -90,30 +97,25 @@ def theorems(_shared: Path, quick: bool) -> Rows:
     errors = {name: {key: of[at] for key, *of in found} for at, name in enumerate(("throughput", "latency"))}
     worst = {name: max(map(abs, of.values())) for name, of in errors.items()}
     assert quick or max(worst.values()) < 0.01, errors
-    asked = {"low_s": TIMES.low_s, "high_s": TIMES.high_s, "requests": requests, "seeds": SEEDS, "rate_rps": RATE_RPS}
+    sizes = {"low_s": TIMES.low_s, "high_s": TIMES.high_s, "requests": requests, "seeds": SEEDS, "rate_rps": RATE_RPS}
     about = {"runs": runs, "requests": runs * requests, "threads": THREADS, "machine": machine()}
     return {
-        f"multibin.{name}_error_max": _row(worst[name], "relative", 0.01, **asked, errors=of)
+        f"multibin.{name}_error_max": _row(worst[name], "relative", 0.01, **sizes, errors=of)
         for name, of in errors.items()
     } | {"multibin.check_s": _row(seconds, "s", 10, **about)}
 
 
 def saturation(_shared: Path, quick: bool) -> Rows:
     """Check Figure 3: throughput follows the arrival rate, then stays at Thr_k."""
-    batch, by_seed = 8, drawn(_requests(quick), 3)
-    shares = np.array([0.25, 0.5, 0.7, 0.9, 1.1, 1.25, 1.5])
-    curves, worst = {}, 0.0
+    batch, by_seed = 8, [(arrival, TIMES.quantile(levels)) for arrival, levels in drawn(_requests(quick), 3)]
+    shares, curves, worst = np.array([0.25, 0.5, 0.7, 0.9, 1.1, 1.25, 1.5]), {}, 0.0
     for bins in (1, 2, 4, 8, 16, 32):
         cuts, limit = theory.uniform_optimal(TIMES, bins), theory.uniform_throughput_rps(TIMES, batch, bins)
         points = []
-        for share in shares:
-            rates = []
-            for arrival, levels in by_seed:
-                times = TIMES.quantile(levels)
-                put, sizes = theory.bin_of(times, cuts), {"batch": batch, "num_bins": bins}
-                rates.append(theory.serve(arrival / (share * limit), times, put, **sizes).throughput_rps)
-            points.append(float(np.mean(rates)))
-            worst = max(worst, abs(points[-1] / (min(share, 1.0) * limit) - 1))
+        for rate_rps in shares * limit:
+            served = (_served(s, theory.bin_of(s, cuts), batch, bins, at / rate_rps) for at, s in by_seed)
+            points.append(float(np.mean([one.throughput_rps for one in served])))
+        worst = max(worst, *np.abs(points / (np.minimum(shares, 1.0) * limit) - 1).tolist())
         curves[str(bins)] = {"limit_rps": limit, "rate_rps": (shares * limit).tolist(), "served_rps": points}
     assert worst < (0.05 if quick else 0.02), curves
     details = {"batch": batch, "capacity_rps": theory.capacity_rps(TIMES, batch), "curves": curves}
@@ -123,17 +125,16 @@ def saturation(_shared: Path, quick: bool) -> Rows:
 def robustness(_shared: Path, quick: bool) -> Rows:
     """Check Figure 8: throughput under errors into neighbouring bins, simulated against the exact mixture."""
     requests, batch, worst, curves = _requests(quick), 8, 0.0, {}
-    seeds = drawn(requests, 4)
-    guesses = [np.random.default_rng(100 + seed).random(requests) for seed in range(len(seeds))]
+    service = [TIMES.quantile(levels) for _, levels in drawn(requests, 4)]
+    guesses = [np.random.default_rng(100 + seed).random(requests) for seed in range(len(service))]
     one = theory.throughput_rps(TIMES, [], batch)
     for bins in (2, 4, 8, 16, 32):
         cuts, points = theory.uniform_optimal(TIMES, bins), []
         for p in ERRORS:
             wrong, rates = theory.neighbours(bins, p), []
-            for (_, levels), guess in zip(seeds, guesses, strict=True):
-                times = TIMES.quantile(levels)
-                put = theory.confuse(theory.bin_of(times, cuts), wrong, guess)
-                rates.append(theory.serve(np.zeros(requests), times, put, batch=batch, num_bins=bins).throughput_rps)
+            for times, guess in zip(service, guesses, strict=True):
+                into = theory.confuse(theory.bin_of(times, cuts), wrong, guess)
+                rates.append(_served(times, into, batch, bins).throughput_rps)
             exact, mean = theory.throughput_rps(TIMES, cuts, batch, wrong), float(np.mean(rates))
             points.append({"p": p, "exact_rps": exact, "simulated_rps": mean, "gain": exact / one - 1})
             worst = max(worst, abs(mean / exact - 1))
@@ -145,35 +146,23 @@ def robustness(_shared: Path, quick: bool) -> Rows:
 
 def exponential(_shared: Path, quick: bool) -> Rows:
     """Check Appendix A.4: the bound holds, and the recursion's boundaries beat equal masses."""
-    requests = _requests(quick)
-    seeds, grid = drawn(requests, 4), {}
-    for batch in (8, 32, 128):
-        for bins in (2, 4, 8, 16, 32, 64):
-            cuts = theory.exponential_recursion(EXPONENTIAL, batch, bins)
-            simulated = []
-            for _, levels in seeds:
-                service = EXPONENTIAL.quantile(levels)
-                sizes = {"batch": batch, "num_bins": bins}
-                served = theory.serve(np.zeros(requests), service, theory.bin_of(service, cuts), **sizes)
-                simulated.append(batch / served.throughput_rps)
-            rules = {
-                "exact_s": cuts,
-                "equal_mass_s": theory.equal_mass(EXPONENTIAL, bins),
-                "learned_s": theory.learned(EXPONENTIAL, batch, bins),
-            }
-            of = {name: theory.expected_batch_s(EXPONENTIAL, some, batch) for name, some in rules.items()}
-            of |= {"simulated_s": float(np.mean(simulated))}
-            of["bound_s"] = theory.exponential_least_bound_s(EXPONENTIAL, batch, bins)
-            assert of["exact_s"] <= of["bound_s"] * (1 + 1e-12), (batch, bins)
-            rarest = EXPONENTIAL.masses(cuts).min() * requests / batch  # batches of the rarest bin
-            assert rarest < 50 or abs(of["simulated_s"] / of["exact_s"] - 1) < 0.03, (batch, bins, of)
-            grid[f"B={batch} k={bins}"] = of
-    tightest = max(of["exact_s"] / of["bound_s"] for of in grid.values())
+    requests, grid = _requests(quick), {}
+    service = [EXPONENTIAL.quantile(levels) for _, levels in drawn(requests, 4)]
+    for batch, bins in itertools.product((8, 32, 128), (2, 4, 8, 16, 32, 64)):
+        cuts = theory.exponential_recursion(EXPONENTIAL, batch, bins)
+        served = (_served(times, theory.bin_of(times, cuts), batch, bins) for times in service)
+        rules = {"exact_s": cuts, "equal_mass_s": theory.equal_mass(EXPONENTIAL, bins)}
+        of = {name: theory.expected_batch_s(EXPONENTIAL, some, batch) for name, some in rules.items()}
+        of |= {"simulated_s": float(np.mean([batch / one.throughput_rps for one in served]))}
+        of["bound_s"] = theory.exponential_least_bound_s(EXPONENTIAL, batch, bins)
+        assert of["exact_s"] <= of["bound_s"] * (1 + 1e-12), (batch, bins)
+        rarest = EXPONENTIAL.masses(cuts).min() * requests / batch  # batches of the rarest bin
+        assert rarest < 50 or abs(of["simulated_s"] / of["exact_s"] - 1) < 0.03, (batch, bins, of)
+        grid[f"B={batch} k={bins}"] = of
+    bound = max(of["exact_s"] / of["bound_s"] for of in grid.values())
     gain = min(of["equal_mass_s"] / of["exact_s"] - 1 for of in grid.values())
     return {
-        "multibin.exponential_over_bound": _row(
-            tightest, "of bound", 1.0, rate_per_s=EXPONENTIAL.rate_per_s, grid=grid
-        ),
+        "multibin.exponential_over_bound": _row(bound, "of bound", 1.0, rate_per_s=EXPONENTIAL.rate_per_s, grid=grid),
         "multibin.exponential_over_equal_mass": _row(gain, "gain at least", 0.0, "higher"),
     }
 
@@ -184,15 +173,16 @@ def gsm8k(shared: Path, quick: bool) -> Rows:
     for answered in ANSWERS:
         times, line = answers(shared, answered)
         by_bins = {}
+
+        def rates_rps(cuts: Any, times: theory.SampledTimes = times) -> np.ndarray:
+            runs = theory.runs(times, cuts, BATCH, requests=requests, seeds=range(2))
+            return np.array([run.throughput_rps for run in runs])
+
         for bins in (2, 4, 8, 16, 32):
             rules = {"equal_mass": theory.equal_mass(times, bins), "learned": theory.learned(times, BATCH, bins)}
-            by_bins[str(bins)] = {name: theory.gain(times, cuts, BATCH) for name, cuts in rules.items()}
-            for name, cuts in rules.items():
-                with_bins, without = (
-                    theory.runs(times, some, BATCH, requests=requests, seeds=range(2)) for some in (cuts, [])
-                )
-                gains = [a.throughput_rps / b.throughput_rps - 1 for a, b in zip(with_bins, without, strict=True)]
-                by_bins[str(bins)][f"simulated_{name}"] = float(np.mean(gains))
+            found = {name: theory.gain(times, cuts, BATCH) for name, cuts in rules.items()}
+            simulated = {name: float(np.mean(rates_rps(cuts) / rates_rps([]) - 1)) for name, cuts in rules.items()}
+            by_bins[str(bins)] = found | {f"simulated_{name}": gain for name, gain in simulated.items()}
         capacity = theory.capacity_rps(times, BATCH) / theory.throughput_rps(times, [], BATCH) - 1
         by_model[answered] = line | {"gain": by_bins, "infinitely_many_bins": capacity}
     phi = by_model[PHI]["gain"]["32"]
@@ -206,11 +196,7 @@ def gsm8k(shared: Path, quick: bool) -> Rows:
 
 @lru_cache
 def answers(shared: Path, answered: str) -> tuple[theory.SampledTimes, dict[str, Any]]:
-    """Return service times of one model's answers, linear in their tokens, and the line.
-
-    Raises:
-        FileNotFoundError: The answers are not there.
-    """
+    """Return service times of one model's answers, linear in their tokens, and the line."""
     rows = _texts.lines(shared / GSM8K / f"{answered}.jsonl.gz")
     tokens = np.array([min(MAX_TOKENS, estimated_tokens(row["output"])) for row in rows])
     fixed_s, token_s = line_of(ANSWERS[answered], float(tokens.mean()))
@@ -260,16 +246,12 @@ def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
     """
     found = {}
     for bins, accuracy in ACCURACY.items():
-        even, own = theory.equal_mass(times, bins), theory.learned(times, BATCH, bins)
-        near = theory.of_accuracy(bins, accuracy)
-        spread = np.full((bins, bins), (1 - accuracy) / (bins - 1))
+        cuts, spread = theory.equal_mass(times, bins), np.full((bins, bins), (1 - accuracy) / (bins - 1))
         np.fill_diagonal(spread, accuracy)
         found[str(bins)] = {
-            "known": theory.gain(times, even, BATCH),
-            "known, learned boundaries": theory.gain(times, own, BATCH),
-            "neighbours first": theory.gain(times, even, BATCH, near),
-            "neighbours first, learned boundaries": theory.gain(times, own, BATCH, near),
-            "spread evenly": theory.gain(times, even, BATCH, spread),
+            "known": theory.gain(times, cuts, BATCH),
+            "neighbours first": theory.gain(times, cuts, BATCH, theory.of_accuracy(bins, accuracy)),
+            "spread evenly": theory.gain(times, cuts, BATCH, spread),
         }
     return found
 
@@ -277,9 +259,8 @@ def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
 def engine(shared: Path, quick: bool) -> Rows:
     """Compare the event engine with static batches and bins to the batch server on the same requests.
 
-    Once with steps that all take 10 ms, where both must agree, and once with the roofline's steps, where
-    the batch server uses the line of ``line_of``: the engine's batches get faster as members finish, the line does
-    not. The rest in the bins is served at the end in both.
+    Once with steps that all take 10 ms, where both must agree, and once with the roofline's, where the engine's batches
+    get faster as members finish, and the server's line of ``line_of`` does not.
     """
     requests = 1000 if quick else 4000
     times, line = answers(shared, PHI)
@@ -304,14 +285,10 @@ def engine(shared: Path, quick: bool) -> Rows:
         scheduler = Scheduler(rank="completed_batches", batching="static_bins", memory="paged", binning=binning)
         limits = EngineLimits(max_num_seqs=BATCH, max_num_batched_tokens=8192)
         own = deploy("phi-3.5-mini", "A100-80GB", node="dgx-a100", limits=limits, scheduler=scheduler)
-        tables = {
-            field.name: np.zeros_like(getattr(own.cost, field.name))
-            for field in fields(own.cost)
-            if field.name.endswith("_s") and isinstance(getattr(own.cost, field.name), np.ndarray)
-        }
-        tables["host_s"] = np.full_like(own.cost.host_s, STEP_S)
-        equal_steps = replace(own, cost=replace(own.cost, **tables))
-        same[bins] = engine_rps(equal_steps), server_rps(edges, 0.0, STEP_S)
+        names = [one.name for one in fields(own.cost) if isinstance(getattr(own.cost, one.name), np.ndarray)]
+        equal = {name: np.zeros_like(getattr(own.cost, name)) for name in names if name.endswith("_s")}
+        equal["host_s"] = np.full_like(own.cost.host_s, STEP_S)
+        same[bins] = engine_rps(replace(own, cost=replace(own.cost, **equal))), server_rps(edges, 0.0, STEP_S)
         roofline[bins] = engine_rps(own), server_rps(edges, fixed_s, token_s)
     exact, close = (max(abs(e / s - 1) for e, s in one.values()) for one in (same, roofline))
     assert exact < 1e-9, same

@@ -1,10 +1,8 @@
-"""Calibrations: coverage of intervals on planted runs, the value of counters and step logs, and computing time."""
+"""Calibrations (coverage on planted runs, the value of counters and step logs, computing time), and profiles."""
 
-from __future__ import annotations
-
-import json
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _circle import Run, Setting
+from _circle import Run, Setting, machine_of, this_thread
 from _harness import machine
 from _intervals import exact_interval
 
+from lengthwise import catalog
+from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.profiles import import_aiconfigurator, write_profile
 from lengthwise.engine import deploy, simulate
-from lengthwise.measure.calibration import Calibration, Iterations, calibrate, read_iterations
+from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.measure.calibration.parameters import apply
 from lengthwise.measure.calibration.result import Parameter
-from lengthwise.schema.deployment import Deployment, EngineLimits
+from lengthwise.measure.operators import measure_operators
+from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
@@ -39,9 +41,7 @@ def coverage(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return the share of determined parameters whose interval contains the planted value; a seed per run."""
     deployment = deploy("llama-3-8b", "H100", limits=EngineLimits(64, 2048, max_model_len=8192))
     found = {run: covered(deployment, run) for run in range(1, 1 + (QUICK_RUNS if quick else COVERAGE_RUNS))}
-    row = coverage_row({run: satisfied(one) for run, one in found.items()})
-    row["details"]["widths"] = widths([p for one in found.values() for p in one.parameters if p.determined])
-    return {"calibrate_coverage": row}
+    return {"calibrate_coverage": coverage_row({run: satisfied(one) for run, one in found.items()})}
 
 
 def covered(deployment: Deployment, run: int) -> Calibration:
@@ -56,25 +56,16 @@ def covered(deployment: Deployment, run: int) -> Calibration:
     rest_s = (r.finished_s - r.first_token_s) * np.exp(NOISE * rng.standard_normal(REQUESTS))
     clients = replace(r, scheduled_s=np.full(REQUESTS, np.nan), first_token_s=first_s, finished_s=first_s + rest_s)
     measured = Measured(replace(records, requests=clients, steps=None), workload, "bench")
-    found = calibrate([measured], deployment, seed=run)
-    print(f"run {run}: {found.simulations} simulations", file=sys.stderr, flush=True)
-    return found
+    return calibrate([measured], deployment, seed=run)
 
 
 def satisfied(found: Calibration) -> dict[str, tuple[bool, bool]]:
-    """Return by parameter whether it was determined, and whether its interval contains the truth.
-
-    Intervals are those of the runs, before they were widened to contain a value that stayed at its prior.
-    """
-    return {p.name: (p.determined, bool(_ends(p)[0] <= _truth(p) <= _ends(p)[1])) for p in found.parameters}
-
-
-def _ends(p: Parameter) -> tuple[float, float]:
-    return (p.low, p.high) if p.bare is None else p.bare
-
-
-def _truth(p: Parameter) -> float:
-    return PLANTED.get(p.name, p.prior)
+    """Return by parameter whether it was determined, and whether its interval, as the runs gave it, holds the truth."""
+    rows = {}
+    for p in found.parameters:
+        low, high = (p.low, p.high) if p.bare is None else p.bare  # before it was widened to contain its prior
+        rows[p.name] = p.determined, bool(low <= PLANTED.get(p.name, p.prior) <= high)
+    return rows
 
 
 def coverage_row(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[str, Any]:
@@ -102,35 +93,17 @@ def coverage_row(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[st
     }
 
 
-def widths(parameters: Sequence[Parameter]) -> dict[str, Any]:
-    """Return by parameter the median and largest ratio of interval ends, and the median error of the values."""
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(p.name for p in parameters):
-        some = [p for p in parameters if p.name == name]
-        apart = [high / low for low, high in map(_ends, some)]
-        off = [abs(p.value / _truth(p) - 1) for p in some if _truth(p) > 0]
-        found[name] = {"n": len(some), "times": round(float(np.median(apart)), 3), "widest": round(max(apart), 3)}
-        found[name]["off"] = round(float(np.median(off)), 4) if off else None
-    return found
-
-
 # Counters: planted runs whose server counts its steps as vLLM does
 
 COUNTER_RUNS = 12
-PERIODS_S = (0.25, 0.5, 1.0)
-"""Between two reads of the counters, in turns."""
+PERIODS_S = (0.25, 0.5, 1.0)  # between two reads of the counters, in turns
 ANSWER_S = 0.005
 KINDS = ("requests", "counters", "log")
 """Inputs of a fit: requests alone, and counters or a log of every step as well."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """The result for a planted value, in logs of it."""
-
-    off: float
-    low: float
-    high: float
+Report = tuple[float, float, float]
+"""The result for a planted value, in logs of it: value, low, high."""
 
 
 def counters(_shared: Path, quick: bool) -> dict[str, Any]:
@@ -148,7 +121,7 @@ def counters(_shared: Path, quick: bool) -> dict[str, Any]:
         found = {"requests": fitted(scrape="no"), "counters": fitted(), "log": fitted(iterations=log)}
 
         def report(p: Parameter, truth: float) -> Report:
-            return Report(*(math.log(value / truth) for value in (p.value, p.low, p.high)))
+            return tuple(math.log(value / truth) for value in (p.value, p.low, p.high))
 
         runs.append({k: {n: report(of[n], truth) for n, truth in TRUTH.items()} for k, of in found.items()})
     return {f"fidelity.counters.{name}_error": counters_row(name, runs, TRUTH[name]) for name in TRUTH}
@@ -159,13 +132,13 @@ def counters_row(name: str, runs: Sequence[Mapping[str, Mapping[str, Report]]], 
     kinds = {}
     for kind in KINDS:
         some = [run[kind][name] for run in runs]
-        mean = mean_estimate([abs(one.off) for one in some])
+        mean = mean_estimate([abs(off) for off, _, _ in some])
         kinds[kind] = {
             "error": round(mean.value, 4),
-            "low": round(max(0.0, mean.value - mean.half_width), 4),
-            "high": round(mean.value + mean.half_width, 4),
-            "width": round(float(np.mean([one.high - one.low for one in some])), 3),
-            "satisfied": sum(one.low <= 0 <= one.high for one in some),
+            "low": round(max(0.0, mean.low), 4),
+            "high": round(mean.high, 4),
+            "width": round(float(np.mean([high - low for _, low, high in some])), 3),
+            "satisfied": sum(low <= 0 <= high for _, low, high in some),
         }
     of = kinds["counters"]
     details = {"of_runs": len(runs), "planted": planted, "kinds": kinds}
@@ -198,25 +171,20 @@ def times(_shared: Path, quick: bool) -> dict[str, Any]:
         "vLLM on a CPU": partial(saved_case, "vllm", WIDE),
         "transformers on a CPU": partial(saved_case, "transformers", FIFO),
     }
-    return {
-        "calibrate_300_s": times_row({name: timed(name, cases[name]()) for name in list(cases)[: 1 if quick else 3]})
-    }
+    found = {name: timed(cases[name]()) for name in list(cases)[: 1 if quick else None]}
+    slowest = max(found, key=lambda name: found[name]["wall_s"])
+    details = {"slowest": slowest, "cases": found, "machine": machine()}
+    return {"calibrate_300_s": {"value": found[slowest]["wall_s"], "details": details}}
 
 
-def times_row(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the slowest of the cases by the clock."""
-    slowest = max(cases, key=lambda name: float(cases[name]["wall_s"]))
-    return {"value": cases[slowest]["wall_s"], "details": {"slowest": slowest, "cases": cases, "machine": machine()}}
-
-
-def timed(name: str, case: Case) -> dict[str, Any]:
+def timed(case: Case) -> dict[str, Any]:
     """Return the time of a calibration, the number of its requests, and its input."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     found = calibrate(
         case.runs, case.deployment, holdout=[case.held_out], iterations=case.iterations, allow=("warnings",)
     )
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    row = {
+    return {
         "requests": found.fitted,
         "runs": len(case.runs),
         "beside_them": additional(found, case.iterations),
@@ -225,8 +193,6 @@ def timed(name: str, case: Case) -> dict[str, Any]:
         "cpu_s": round(cpu_s, 2),
         "wall_s": round(wall_s, 2),
     }
-    print(f"{name}: {json.dumps(row)}", file=sys.stderr, flush=True)
-    return row
 
 
 def additional(found: Calibration, iterations: Iterations | None) -> str:
@@ -259,16 +225,12 @@ def planted_case() -> Case:
 def saved_case(engine: str, setting: Setting) -> Case:
     """Return saved runs of a real engine, one round of loads after the other until there are enough requests."""
     import _live
-    import _vllm
 
     folder = SAVED / engine
     circle = _live.Circle(folder, folder, _live.FULL, again=folder)
     runs, held_out = enough(circle.saved_runs(setting))
-    log = _vllm.iterations_of(folder, next(run.name for run in runs if run.load == "half"))
-    base = circle.deployment(setting)
-    deployment = replace(base, cost=circle.tables(base))
-    steps = read_iterations(log) if log.exists() else None
-    return Case([run.measured for run in runs], held_out.measured, deployment, steps)
+    split = circle.split(runs, setting)
+    return Case([run.measured for run in runs], held_out.measured, split.priced, split.steps)
 
 
 def enough(runs: Sequence[Run], least: int = TIMED_REQUESTS) -> tuple[Sequence[Run], Run]:
@@ -279,3 +241,42 @@ def enough(runs: Sequence[Run], least: int = TIMED_REQUESTS) -> tuple[Sequence[R
         if total >= least and at + 1 >= rounds:
             return runs[: at + 1], runs[at + 1]
     return runs[:-1], runs[-1]
+
+
+MODEL, MAX_TOKENS = "qwen2.5-0.5b", 2048
+LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=1024, weight_dtype="float32", kv_dtype="float32")
+BUDGET_S, QUICK_BUDGET_S = 300.0, 60.0
+TABLES = "data/profiles/aiconfigurator"
+
+
+def profiles(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the seconds to import one system's tables as a profile, and the error of this machine's operators.
+
+    The error is the median over operators of the median error on points that the fit has not seen.
+    """
+    rows: dict[str, Any] = {}
+    if (shared / TABLES).exists():
+        with tempfile.TemporaryDirectory() as folder:
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            profile = import_aiconfigurator(shared / TABLES, "h200_sxm", "vllm", "0.24.0")
+            write_profile(profile, Path(folder) / "h200.parquet")
+            wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+        assert len(profile) > 200_000
+        rows["profile.import_h200_s"] = {"value": wall_s, "cpu_s": cpu_s, "rows": len(profile)}
+    model, gpu, budget_s = catalog.model(MODEL), this_thread(), QUICK_BUDGET_S if quick else BUDGET_S
+    sizes = {"max_tokens": LIMITS.max_num_batched_tokens, "max_seqs": LIMITS.max_num_seqs, "max_context": MAX_TOKENS}
+    found = measure_operators(model, device="cpu", dtype="float32", threads=1, budget_s=budget_s, **sizes)
+    node = catalog.default_node(gpu, 1)
+    _, report = fit_profile(found.profile, model, gpu, node, Parallelism(), LIMITS, MAX_TOKENS)
+    details = {
+        "model": MODEL,
+        "budget_s": budget_s,
+        "points": len(found.profile),
+        "machine": machine_of(gpu, "float32"),
+        "operators": {
+            fit.name: {"rows": fit.rows, "median error": fit.median_error, "p95 error": fit.p95_error}
+            for fit in report.operators
+        },
+    }
+    value = float(np.median([fit.median_error for fit in report.operators]))
+    return rows | {"profile.cv_median_error": {"value": value, "details": details}}

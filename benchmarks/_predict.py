@@ -3,8 +3,6 @@
 ``encoder`` adds the sentence encoder, the lexical predictor on the same samples, and the mean of both.
 """
 
-from __future__ import annotations
-
 import time
 from functools import cache
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import _texts
 import numpy as np
+from _harness import cpu_seconds
 
 from lengthwise.predict import Ensemble, Prompts, Samples
 from lengthwise.predict.encoder import Encoder
@@ -47,12 +46,9 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     batch_1, batch_32 = (
         min(latency_ms(default(), apart.prompts, batch, time.thread_time) for _ in range(5)) for batch in (1, 32)
     )
+    sizes = {"samples": len(parts.train), "prompts": len(set(parts.train.prompts.text))}
     rows = {
-        "predict.lexical_tau": {
-            **number(inside.scores["tau"]),
-            "samples": len(parts.train),
-            "prompts": len(set(parts.train.prompts.text)),
-        },
+        "predict.lexical_tau": number(inside.scores["tau"]) | sizes,
         "predict.lexical_scores": {name: number(inside.scores[name]) for name in SCORES[1:-1]},
         "predict.lexical_r2_by_window": {"value": round(inside.windows[-1].r2_all, 4), "windows": by_window(inside)},
         "predict.lexical_ms": {"value": round(batch_32, 4), "batch_1": round(batch_1, 4)},
@@ -62,13 +58,11 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     known = "oasst" if quick else "wide"
     for name, predictor, samples in ((known, model, other), ("shipped", default(), apart)):
         found = evaluate(predictor, samples, windows=APART, draws=draws, clock=None)
-        rows[f"predict.tau_apart_{name}"] = {
-            **number(found.scores["tau_within"]),
-            "tau_by_model": {model: round(of["tau"], 4) for model, of in found.by_model.items()},
-            "coverage90": number(found.scores["coverage90"]),
-            "mae": number(found.scores["mae"]),
-            "by_window": by_window(found),
-        }
+        scores = {score: number(found.scores[score]) for score in ("coverage90", "mae")}
+        scores["tau_by_model"] = {model: round(of["tau"], 4) for model, of in found.by_model.items()}
+        rows[f"predict.tau_apart_{name}"] = (
+            number(found.scores["tau_within"]) | scores | {"by_window": by_window(found)}
+        )
     return rows
 
 
@@ -85,35 +79,26 @@ def number(estimate: Estimate) -> dict[str, float]:
 
 def by_window(found: Evaluation) -> list[dict[str, Any]]:
     """Return scores after so many tokens: of all requests (ended ones count as known), and of those running."""
-    return [
-        {
-            "tokens": w.tokens,
-            "running": w.running,
-            "mae_all": round(w.mae.value * w.running / found.requests, 1),
-            "r2_all": round(w.r2_all, 4),
-            "r2_running": round(w.r2.value, 4),
-            "tau_running": round(w.tau.value, 4),
-            "coverage90": round(w.coverage90.value, 4),
-        }
-        for w in found.windows
-    ]
+    rows = []
+    for w in found.windows:
+        shares = {"r2_all": w.r2_all, "r2_running": w.r2.value, "tau_running": w.tau.value}
+        shares["coverage90"] = w.coverage90.value
+        mae_all = round(w.mae.value * w.running / found.requests, 1)
+        about = {"tokens": w.tokens, "running": w.running, "mae_all": mae_all}
+        rows.append(about | {name: round(share, 4) for name, share in shares.items()})
+    return rows
 
 
 def known_share(text: Path, draws: int) -> dict[str, Any]:
-    """Return the between-prompt share of the variance over 70 runs: of all lengths, and of those not truncated."""
-    rows = _texts.sample_lengths(text)
-    out: dict[str, Any] = {}
-    for name, use in (("all", np.ones(len(rows["run"]), bool)), ("uncut", ~rows["censored"])):
-        found = knowable(rows["run"][use], rows["prompt"][use], rows["tokens"][use], draws=draws)
-        out[name] = {"share": number(found.share), "log_share": number(found.log_share), "runs": len(found.runs)}
-    return {**out["all"]["share"], **out}
+    """Return the between-prompt share of the variance of lengths over 70 runs."""
+    found = knowable(*_texts.sample_lengths(text), draws=draws)
+    return number(found.share) | {"log_share": number(found.log_share), "runs": len(found.runs)}
 
 
 def reached(text: Path) -> dict[str, float]:
     """Return R2 within a run on Open-Assistant's prompts, each predicted by a model that has not seen it.
 
-    Lengths are those of ``known_share``'s "all": cut at the run's limit, and so is the prediction, in every quantile.
-    R2 is about each run's own mean, to which the prediction's mean is moved.
+    Lengths and predictions are cut at the run's limit. R2 is about the run's mean, to which predictions are moved.
     """
     samples = _texts.oasst(text)
     prompts, prompt = np.unique(list(samples.prompts.text), return_inverse=True)
@@ -138,11 +123,7 @@ def reached(text: Path) -> dict[str, float]:
 
 
 def encoder(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows of the sentence encoder by name.
-
-    Raises:
-        FileNotFoundError: There is no encoder, or no recorded data.
-    """
+    """Return the rows of the sentence encoder by name."""
     text = _folder(shared)
     try:
         folder = Encoder().encoder.folder
@@ -167,7 +148,6 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
     windows = {k: by_window(evaluate(members[k], some, draws=30, clock=None)) for k in ("encoder", "lexical")}
     metadata = {"prompts": sentences.facts_["prompts"], "samples": len(parts.train), "cpu_s": cpu_s}
     best = max(("encoder", "both"), key=lambda name: held_out[name].scores["tau"].value)
-    share = {"value": sentences.location_.sense_share, "of": "the location, by cross-validation"}
     return {
         "predict.tau": {**number(held_out[best].scores["tau"]), "by": best, "learnt": metadata},
         "predict.coverage90": {**number(held_out[best].scores["coverage90"]), "by": best},
@@ -175,27 +155,20 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
         "predict.apart": scores(apart),
         "predict.r2_by_window": {"value": windows["encoder"][-1]["r2_all"], "windows": windows},
         "predict.encoder_ms": encoder_latency(sentences, outside.prompts),
-        "predict.encoder_share": share,
     }
 
 
 def encoder_latency(predictor: Encoder, prompts: Prompts) -> dict[str, float]:
-    """Return milliseconds of processor time per prompt, with tokenization and lexical features, of new prompts.
+    """Return milliseconds of processor time per new prompt, all included; of three passes the quickest counts."""
 
-    Of three passes over a prompt the quickest counts: other processes may share the machine.
-    """
-
-    def timed(requested: Prompts) -> float:
+    def timed_s(requested: Prompts) -> float:
         predictor.encoder.discard()
-        started = time.process_time()
-        predictor.predict(requested)
-        return time.process_time() - started
+        return cpu_seconds(lambda: predictor.predict(requested), 1)[0]
 
     texts = list(dict.fromkeys(prompts.text))[:192]
     out: dict[str, float] = {}
     for batch in (1, 32):
         chunks = [Prompts(batch, text=texts[at : at + batch]) for at in range(0, len(texts) - batch + 1, batch)]
-        times = [min(timed(chunk) for _ in range(3)) / batch * 1e3 for chunk in chunks]
-        out[f"batch_{batch}_median"] = round(float(np.median(times)), 2)
-        out[f"batch_{batch}_p95"] = round(float(np.quantile(times, 0.95)), 2)
+        times_ms = [min(timed_s(chunk) for _ in range(3)) / batch * 1e3 for chunk in chunks]
+        out[f"batch_{batch}_median"], out[f"batch_{batch}_p95"] = np.quantile(times_ms, [0.5, 0.95]).round(2).tolist()
     return {"value": max(out["batch_1_median"], out["batch_32_median"]), **out}

@@ -1,19 +1,14 @@
 """Recorded runs of vLLM on GPUs, 300 requests each (LLMServingSim's examples, MIT).
 
-``figures`` simulates them from kernels that were profiled on the same GPUs: requests, arrivals, limits and the number
-of KV blocks are the runs' own, no constant is fitted to them. Kernels come from LLMServingSim's profile (vLLM 0.19,
-tables estimator chosen on held-out points), the host's time between steps is the roofline's default, and for TP 2 the
-link between the GPUs is the one that the run's config.json names for their own simulator. ``calibrated`` calibrates the
-plain roofline to the first half of each run and scores it on the second.
+``figures`` simulates them from LLMServingSim's profile of kernels on the same GPUs (vLLM 0.19): requests, arrivals,
+limits and KV blocks are the runs' own, no constant is fitted to them; for TP 2 the link is that of the run's config.
+``calibrated`` calibrates the plain roofline to the first half of each run and scores it on the second.
 """
-
-from __future__ import annotations
 
 import gzip
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +22,6 @@ from lengthwise.engine import deploy, simulate
 from lengthwise.measure import calibrate, read_foreign
 from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.bootstrap import draw_blocks, resample, sample_of
-from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.specs import LinkSpec, NodeSpec
 from lengthwise.schema.workload import Workload
@@ -53,16 +47,11 @@ class Run:
     tp: int = 1
 
 
+LLAMA, PRO = "Llama-3.1-8B", "RTXPRO6000"
 RUNS = (
-    Run("rtx4090.llama-8b", "RTX4090/Llama-3.1-8B", "RTX4090/meta-llama/Llama-3.1-8B", "llama-3.1-8b", "RTX-4090"),
-    Run(
-        "rtxpro6000.llama-8b",
-        "RTXPRO6000/Llama-3.1-8B",
-        "RTXPRO6000/meta-llama/Llama-3.1-8B",
-        "llama-3.1-8b",
-        "RTX-PRO-6000",
-    ),
-    Run("rtxpro6000.qwen3-32b", "RTXPRO6000/Qwen3-32B", "RTXPRO6000/Qwen/Qwen3-32B", "qwen3-32b", "RTX-PRO-6000", 2),
+    Run("rtx4090.llama-8b", f"RTX4090/{LLAMA}", f"RTX4090/meta-llama/{LLAMA}", "llama-3.1-8b", "RTX-4090"),
+    Run("rtxpro6000.llama-8b", f"{PRO}/{LLAMA}", f"{PRO}/meta-llama/{LLAMA}", "llama-3.1-8b", "RTX-PRO-6000"),
+    Run("rtxpro6000.qwen3-32b", f"{PRO}/Qwen3-32B", f"{PRO}/Qwen/Qwen3-32B", "qwen3-32b", "RTX-PRO-6000", 2),
 )
 
 
@@ -80,15 +69,6 @@ class Requests:
     last_s: np.ndarray
     prompt: np.ndarray
     output: np.ndarray
-
-    def latencies(self) -> dict[str, np.ndarray]:
-        """Return the measured latencies of each request."""
-        return latencies(self.arrival_s, self.first_s, self.last_s, self.output)
-
-    def simulated(self, deployment: Deployment) -> dict[str, np.ndarray]:
-        """Return the simulated latencies of each request."""
-        done = simulate(Workload(self.arrival_s, self.prompt, self.output), deployment, keep_steps=0).requests
-        return latencies(done.arrival_s, done.first_token_s, done.finished_s, self.output)
 
 
 def latencies(arrival_s: Any, first_s: Any, last_s: Any, output: Any) -> dict[str, np.ndarray]:
@@ -117,8 +97,10 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
     """Return the errors of one run by latency."""
     folder = shared / ROOT / "measured_runs" / run.folder
-    requests, theirs = read_requests(folder), summary(folder)
-    measured, ours = requests.latencies(), requests.simulated(deployment(shared, run))
+    r, theirs = read_requests(folder), summary(folder)
+    measured = latencies(r.arrival_s, r.first_s, r.last_s, r.output)
+    done = simulate(Workload(r.arrival_s, r.prompt, r.output), deployment(shared, run), keep_steps=0).requests
+    ours = latencies(done.arrival_s, done.first_token_s, done.finished_s, r.output)
     return {name: compared(measured[name], ours[name], theirs[name], draws) for name in LATENCIES}
 
 
@@ -127,7 +109,7 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
 
     Draws are of blocks of neighbours, which wait for each other.
     """
-    errors, each = statistics(own) / statistics(measured) - 1, np.abs(own / measured - 1)
+    errors = statistics(own) / statistics(measured) - 1
     mapes: list[float] = []
     if draws:
         weights = draw_blocks(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
@@ -136,9 +118,6 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
     return {
         "mape": float(np.abs(errors).mean()),
         "errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)),
-        "measured_s": dict(zip(STATISTICS, statistics(measured).round(4).tolist(), strict=True)),
-        "per_request_median": round(float(np.median(each)), 4),
-        "llmservingsim_errors": dict(zip(STATISTICS, other, strict=True)),
         "llmservingsim_mape": float(np.abs(other).mean()),
         "draws": mapes,
     }
@@ -161,16 +140,10 @@ def deployment(shared: Path, run: Run) -> Deployment:
         enable_prefix_caching=cache_facts.get("enable_prefix_caching", True),  # v1's default
     )
     node, blocks = node_of(shared, run), cache_facts.get("num_gpu_blocks")
-    cost = tables(shared, run, limits)
-    return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=blocks)
-
-
-@cache
-def tables(shared: Path, run: Run, limits: EngineLimits) -> CostTables:
-    """Return cost tables from the kernels of the run's GPU."""
     profile = import_llmservingsim(shared / ROOT / "v1" / run.kernels / "bf16")
     model, gpu = catalog.model(run.model), catalog.gpu(run.gpu)
-    return fit_profile(profile, model, gpu, node_of(shared, run), Parallelism(run.tp), limits, MAX_TOKENS)[0]
+    cost, _ = fit_profile(profile, model, gpu, node, Parallelism(run.tp), limits, MAX_TOKENS)
+    return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=blocks)
 
 
 def node_of(shared: Path, run: Run) -> NodeSpec:

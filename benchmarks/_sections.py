@@ -1,10 +1,6 @@
 """Benchmarks of several sections: chosen by name, skipped where their data are absent, saved in one file of results."""
 
-from __future__ import annotations
-
-import argparse
 import importlib
-import json
 import math
 import os
 import sys
@@ -15,17 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from _earlier import replaced
-from _harness import Row, show, strict_json
+from _harness import Row, json_lines, parser, show, strict_json
 
-UNITS = {
-    "_error": "relative",
-    "_coverage": "share",
-    "_mape": "relative",
-    "_ape": "relative",
-    "_per_s": "1/s",
-    "_s": "s",
-}
+UNITS = {"_error": "relative", "_mape": "relative", "_ape": "relative"}
+UNITS |= {"_coverage": "share", "_per_s": "1/s", "_s": "s"}
 """Unit by the end of a figure's name, where neither target nor value names one; the first that fits."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"
@@ -34,41 +23,28 @@ VERSION = 1  # version of the rows in results; within a version keys are only ad
 
 @dataclass(frozen=True)
 class Sections:
-    """The parts of a benchmark.
+    """The parts of a benchmark, with rows in results/NAME.json.
 
-    Attributes:
-        name: Rows are saved in results/NAME.json.
-        modules: Section to "module" or "module:function"; the function (default ``figures``) takes (shared, quick)
-            and returns {name: value}, where a value is a number, a Row, or a mapping with "value" and details.
-        targets: Figure to (target, better, unit).
-        own: Sections given as functions.
-        campaigns: Prefixes of figures whose earlier rows are archived when new runs replace them.
-        interval: The 95 % interval of a saved row without one.
-        restated: The details of a saved row, completed.
-        made: Details that every new row gets about its code.
+    ``modules`` maps sections to "module", "module:function" or "module:function:argument": the function (default
+    ``figures``) takes (shared, quick) and the argument, and returns {name: value}, where a value is a number, a Row, or
+    a mapping with "value" and details. ``targets`` maps figures to (target, better, unit); rows of ``campaigns``
+    (prefixes) are archived when new runs replace them; ``made`` returns details of every new row about its code.
     """
 
     name: str
     description: str
     modules: Mapping[str, str]
-    targets: Mapping[str, tuple[float, str, str]]
-    own: Callable[[Path, bool], Mapping[str, Callable[[], list[Row]]]] = field(default=lambda *_: {})
+    targets: Mapping[str, tuple[float, str, str]] = field(default_factory=dict)
     campaigns: tuple[str, ...] = ()
-    interval: Callable[[Mapping[str, Any]], tuple[float, float] | None] = field(default=lambda _: None)
-    restated: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda row: dict(row["details"]))
     made: Callable[[], Mapping[str, Any]] = field(default=dict)
 
-    @property
-    def results(self) -> Path:
-        """The file of saved rows."""
-        return RESULTS / f"{self.name}.json"
-
     def rows(self, section: str, shared: Path, *, quick: bool) -> list[Row]:
-        """Measure a section of ``modules``; return one row with the reason where packages or data are missing."""
-        module, _, function = self.modules[section].partition(":")
+        """Measure a section; return one row with the reason where packages or data are missing."""
+        module, _, rest = self.modules[section].partition(":")
+        function, *argument = rest.split(":")
         try:
             figures = getattr(importlib.import_module(module), function or "figures")
-            return [self.row(name, value) for name, value in figures(shared, quick).items()]
+            return [self.row(name, value) for name, value in figures(shared, quick, *argument).items()]
         except (ModuleNotFoundError, FileNotFoundError) as error:
             return [self.row(f"{section}.skipped", {"skipped": str(error)})]
 
@@ -91,74 +67,65 @@ class Sections:
         unit = unit or next((of for end, of in UNITS.items() if name.endswith(end)), "")
         return math.nan, "lower" if unit in ("relative", "s") else "higher", unit
 
-    def relabel(self) -> None:
-        """Restate units, targets, intervals and details of saved rows; measured values stay."""
-        rows = _read(self.results)
-        for row in rows:
-            target, row["better"], row["unit"] = self.stated(row["name"], row["unit"])
-            row["target"] = row["target"] if math.isnan(target) else target
-            if row.get("ci") is None and (ends := self.interval(row)) is not None:
-                row["ci"] = ends
-            if row.get("details"):
-                row["details"] = self.restated(row)
-        self.results.write_text("".join(strict_json(row) + "\n" for row in rows), "utf-8")
-
     def save(self, rows: list[Row]) -> None:
         """Replace the saved rows of the same names; archive those of a campaign that new runs replace."""
-        now = datetime.now(UTC).isoformat(timespec="minutes")
-        saved = {row["name"]: row for row in _read(self.results)} if self.results.exists() else {}
+        now, file = datetime.now(UTC).isoformat(timespec="minutes"), RESULTS / f"{self.name}.json"
+        saved = {row["name"]: row for row in json_lines(file)} if file.exists() else {}
         new = {row.name: asdict(row) | {"version": VERSION, "saved_at": now} for row in rows}
-        if gone := replaced(saved, new, self.campaigns):
-            with (RESULTS / f"{self.name}-earlier.json").open("a", encoding="utf-8") as file:
-                file.writelines(strict_json(row) + "\n" for row in gone)
+        if gone := self.replaced(saved, new):
+            with (RESULTS / f"{self.name}-earlier.json").open("a", encoding="utf-8") as earlier:
+                earlier.writelines(strict_json(row) + "\n" for row in gone)
         saved |= new
-        self.results.write_text("".join(strict_json(saved[name]) + "\n" for name in sorted(saved)), "utf-8")
+        file.write_text("".join(strict_json(saved[name]) + "\n" for name in sorted(saved)), "utf-8")
+
+    def replaced(self, saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the saved rows of campaigns (names up to the last dot) whose measured runs differ from the new."""
+
+        def measured_s(row: Mapping[str, Any]) -> dict[str, Any]:
+            runs = (row.get("details") or {}).get("signed_by_run") or {}
+            return {run: of.get("measured_s") for run, of in runs.items()}
+
+        gone = {
+            name.rpartition(".")[0]
+            for name, row in new.items()
+            if name.startswith(self.campaigns) and name in saved and measured_s(saved[name]) != measured_s(row)
+        }
+        return [row for name, row in saved.items() if name.rpartition(".")[0] in gone]
 
     def take(self, path: Path) -> list[Row]:
         """Read the rows of a campaign that was measured apart (rows.json of its folder)."""
-        known = ({key: part for key, part in row.items() if part is not None} for row in _read(path))
+        known = ({key: part for key, part in row.items() if part is not None} for row in json_lines(path))
         return [self.row(row.pop("name"), row) for row in known]
 
     def main(self) -> None:
         """Parse the command line, measure the chosen sections, print and optionally save their rows."""
-        parser = argparse.ArgumentParser(description=self.description)
-        parser.add_argument("--json", action="store_true", help="print JSON lines")
-        parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
-        parser.add_argument("--only", default="", help="sections or the first words of their names, with commas")
-        parser.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
-        parser.add_argument("--save", action="store_true", help=f"save the rows in results/{self.name}.json")
-        parser.add_argument("--relabel", action="store_true", help="measure nothing: restate units and targets")
-        parser.add_argument("--take", type=Path, help="measure nothing: take the rows.json of a campaign")
-        args = parser.parse_args()
-        if args.relabel:
-            self.relabel()
-            return
+        options = parser(self.description)
+        options.add_argument("--only", default="", help="sections or the first words of their names, with commas")
+        options.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
+        options.add_argument("--save", action="store_true", help=f"save the rows in results/{self.name}.json")
+        options.add_argument("--take", type=Path, help="measure nothing: take the rows.json of a campaign")
+        args = options.parse_args()
         if args.take:
-            taken = self.take(args.take)
+            rows = self.take(args.take)
             if args.save:
-                self.save(taken)
-            show(taken, as_json=args.json)
+                self.save(rows)
+            show(rows, as_json=args.json)
             return
-        own = self.own(args.shared, args.quick)
-        names = [*own, *self.modules]
-        wanted = [name for name in args.only.split(",") if name] or names
-        chosen = [name for name in names if any(name == w or name.startswith(f"{w}.") for w in wanted)]
+        wanted = [name for name in args.only.split(",") if name] or self.modules
+        chosen = [name for name in self.modules if any(name == w or name.startswith(f"{w}.") for w in wanted)]
         if not chosen:
-            parser.error(f"--only must name sections of {', '.join(names)}; got {args.only}")
+            options.error(f"--only must name sections of {', '.join(self.modules)}; got {args.only}")
         rows, made = [], self.made()
         for name in chosen:
             start = time.perf_counter()
-            found = own[name]() if name in own else self.rows(name, args.shared, quick=args.quick)
-            print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
-            for row in found:
+            found = []
+            for row in self.rows(name, args.shared, quick=args.quick):
                 if "skipped" in row.details:
                     print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)
-            found = [replace(row, details={**made, **row.details}) for row in found if "skipped" not in row.details]
+                else:
+                    found.append(replace(row, details={**made, **row.details}))
+            print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
             if args.save:
                 self.save(found)  # after each section: an error in the next one must not lose these rows
             rows += found
         show(rows, as_json=args.json)
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

@@ -1,19 +1,17 @@
 """Measured deployments of vLLM, SGLang and TensorRT-LLM on H100, H200 and B200, and Argonne's static batches.
 
 Every point is predicted by the engine in a closed loop. ``shipped`` and ``shipped_tables`` are what a user gets:
-``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name. The others show what the
-method can do, with parts of this benchmark. ``roofline_unseen``: the host's constants and small factors on the kernels'
-are fitted on points of other models and other GPUs only. The form of that fit, its first values and its spreads were
-chosen with all points in view, and the shipped kernel curves beneath them were fitted to kernels measured on these
-GPUs. Headlines are of points whose client is recorded (InferenceMAX); sweeps of unknown clients are predicted from the
-fit on those, and stand in the details.
+``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name. ``roofline_unseen`` and
+``tables`` show what the method can do: the host's constants and small factors on the kernels' are fitted on points of
+other models and other GPUs. The form of that fit, its first values and spreads were chosen with all points in view.
+Headlines are of points whose client is recorded (InferenceMAX); sweeps of unknown clients stand in the details.
 """
 
-from __future__ import annotations
-
 import contextlib
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,20 +19,608 @@ from typing import Any
 import _silicon_argonne
 import numpy as np
 from _intervals import by, described, summary
-from _silicon_fit import NAMES, SPREADS, Floats, fit, host_of, problem
-from _silicon_fit import curves_of as curves
-from _silicon_model import TABLES, VERSION, RankOperators, simulated, tabled
-from _silicon_rows import Point, loop_of, means, read
 
-from lengthwise import catalog
+from lengthwise import catalog, cost, policy
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.memory import shard_of
+from lengthwise.cost.operator_work import CURVES, Curves, Kernels, Operators, Work, kernels_of
 from lengthwise.cost.profiles import import_aiconfigurator
 from lengthwise.engine import deploy, simulate
-from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.cost_tables import CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.profile import Profile
+from lengthwise.schema.records import Records
+from lengthwise.schema.workload import Workload
+
+FILE = "data/profiles/aiconfigurator/silicon_sample.csv.gz"
+GPUS = {"h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200"}
+MODELS = {
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-v3",
+    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3",
+    "moonshotai/Kimi-K2.5": "kimi-k2",  # the text part has the shapes of K2
+}
+DTYPES = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "int4_wo": "int4", "": "bfloat16"}
+NODE_GPUS = 8
+SAME = 0.02
+"""Two rows of one deployment and load whose TTFT and TPOT are this close are one measurement, exported twice."""
+PROMPTS_PER_CLIENT, SHORTEST = 10, 0.8
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured deployment and load: ``dp`` ranks of attention, experts over ``ep`` groups of ``moe_tp`` GPUs."""
+
+    id: str
+    model: str
+    gpu: str
+    backend: str
+    dtype: str
+    source: str
+    isl: int
+    osl: int
+    concurrency: int
+    tp: int
+    dp: int
+    moe_tp: int
+    ep: int
+    measured: str
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def inferencemax(self) -> bool:
+        """Return whether InferenceMAX measured it, whose client is known."""
+        return self.source == "inferencemax"
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.model, self.gpu
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """Return a key of points that share every operator."""
+        return self.model, self.gpu, self.backend, self.dtype, self.tp, self.dp, self.moe_tp, self.ep
+
+    @property
+    def kv_dtype(self) -> str:
+        """Return the data type of the KV cache: InferenceMAX sets FP8 for Llama and DeepSeek."""
+        return "fp8" if self.inferencemax and self.model != "kimi-k2" else "bfloat16"
+
+
+def read(shared: Path) -> tuple[list[Point], dict[str, int]]:
+    """Return (points that the roofline can express, number of rows left out by reason)."""
+    import polars as pl
+
+    if not (shared / FILE).exists():
+        raise FileNotFoundError(f"{FILE} is not under {shared}")
+    left: Counter[str] = Counter()
+    unique: dict[tuple[Any, ...], list[Point]] = {}
+    last: dict[tuple[Any, ...], str] = {}
+    for row in pl.read_csv(shared / FILE, infer_schema_length=None).to_dicts():
+        if reason := next((reason for reason, holds in REASONS.items() if holds(row)), ""):
+            left[reason] += 1
+            continue
+        point = _point(row)
+        same = unique.setdefault((*point.group, point.isl, point.osl, point.concurrency), [])
+        if any(abs(point.ttft_s / o.ttft_s - 1) <= SAME and abs(point.tpot_s / o.tpot_s - 1) <= SAME for o in same):
+            left["the same measurement, exported twice"] += 1
+            continue
+        same.append(point)
+        last[_load_key(point)] = max(last.get(_load_key(point), ""), point.measured)
+    points = [point for same in unique.values() for point in same]
+    newest = [point for point in points if point.measured == last[_load_key(point)]]
+    left["measured again later with newer software"] = len(points) - len(newest)
+    return newest, dict(left)
+
+
+def _load_key(p: Point) -> tuple[Any, ...]:
+    """Return a key of measurements of which only the last day's count, however experts were cut."""
+    return p.model, p.gpu, p.backend, p.dtype, p.tp, p.dp, p.isl, p.osl, p.concurrency
+
+
+def _may_speculate(row: dict[str, Any]) -> bool:
+    """Return whether a row may have used multi-token prediction.
+
+    InferenceMAX measures DeepSeek with and without since January 2026. Its database dump was read without such runs;
+    the two CSV exports mix both and have no column for it.
+    """
+    source = row["silicon_data_source"]
+    export = source.startswith(("source_file=2026-03-25.csv", "source_file=2026-04-06.csv"))
+    return "DeepSeek" in row["model_path"] and export and "measured=2026" in source
+
+
+def _is_consistent(row: dict[str, Any]) -> bool:
+    tp, dp, moe_tp, ep = _cut(row)
+    return tp * dp <= NODE_GPUS and ("Llama" in row["model_path"] or tp * dp == moe_tp * ep)
+
+
+def _cut(row: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Return (tp, dp, moe_tp, ep).
+
+    Two exports multiply InferenceMAX' ``tp`` (all GPUs) and ``ep``: a node of 8 GPUs became 64 with experts cut
+    8 by 8. The third writes the same measurements as experts over 8 GPUs, which is what ran.
+    """
+    tp, dp = row["tp_size"], row["attention_dp_size"] or 1
+    moe_tp, ep = row["moe_tp_size"] or 1, row["moe_ep_size"] or 1
+    gpus = moe_tp * ep
+    if moe_tp == ep > 1 and (tp * dp == gpus > NODE_GPUS or (max(tp, dp) == gpus and _is_export(row))):
+        return (1, moe_tp, 1, ep) if dp > 1 else (moe_tp, 1, 1, ep)
+    if dp > 1 and tp == dp and gpus == tp * dp:
+        return 1, dp, 1, tp
+    return tp, dp, moe_tp, ep
+
+
+def _is_export(row: dict[str, Any]) -> bool:
+    return "config_id=" in row["silicon_data_source"] or "source_file=2026" in row["silicon_data_source"]
+
+
+REASONS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "prefill and decode on separate workers": lambda row: row["mode"] != "agg",
+    "hybrid linear attention (Qwen3.5)": lambda row: "Qwen3.5" in row["model_path"],
+    "sparse attention with an indexer (GLM-5)": lambda row: "GLM-5" in row["model_path"],
+    "several nodes, GPUs of all workers in one number (GB200)": lambda row: row["system"] not in GPUS,
+    "no concurrency recorded": lambda row: "silicon_concurrency" not in row["silicon_data_source"],
+    "speculative decoding not recorded (DeepSeek exports since 2026)": _may_speculate,
+    "a router of several workers in front (Dynamo)": lambda row: "ai-dynamo" in row["silicon_data_source"],
+    "GPUs of attention and of experts do not agree": lambda row: not _is_consistent(row),
+}
+"""Why a row is left out, the first that holds."""
+
+
+def _point(row: dict[str, Any]) -> Point:
+    source = row["silicon_data_source"]
+    return Point(
+        row["id"],
+        MODELS[row["model_path"]],
+        GPUS[row["system"]],
+        row["backend"],
+        DTYPES[row["gemm_quant_mode"] or ""],
+        "inferencemax" if _is_export(row) or "gap-analysis" in source else "sweep",
+        row["isl"],
+        row["osl"],
+        int(source.split("silicon_concurrency=")[1].split(";")[0]),
+        *_cut(row),
+        measured=source.split("measured=")[1][:10] if "measured=" in source else "",
+        ttft_s=row["silicon_ttft_ms"] / 1e3,
+        tpot_s=row["silicon_tpot_ms"] / 1e3,
+    )
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The load and the engine of a point: a closed loop of one rank's share of the clients; tokens as (least, most)."""
+
+    clients: int
+    prompt: tuple[int, int]
+    output: tuple[int, int]
+    budget: int
+    mixed: bool
+    wait_steps: float
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest request, and one."""
+        return self.prompt[1] + self.output[1] + 1
+
+    def workload(self, seed: int = 0) -> Workload:
+        rng, n = np.random.default_rng(seed), PROMPTS_PER_CLIENT * self.clients
+        prompt, output = (rng.integers(*of, size=n, endpoint=True) for of in (self.prompt, self.output))
+        return Workload(np.zeros(n), prompt, output, concurrency=self.clients)
+
+
+def loop_of(point: Point) -> Loop:
+    """Return the load of a point: InferenceMAX draws lengths, a sweep has fixed ones."""
+    low = SHORTEST if point.inferencemax else 1.0
+    return Loop(
+        clients=max(1, math.ceil(point.concurrency / point.dp)),
+        prompt=(max(1, int(low * point.isl)), point.isl),
+        output=(max(1, int(low * point.osl)), point.osl),
+        budget=max(8192, point.isl + point.osl if point.backend == "trtllm" else 0),
+        mixed=point.backend != "sglang",
+        wait_steps=_wait_steps(point) if point.inferencemax else 0.0,
+    )
+
+
+def _wait_steps(point: Point) -> float:
+    """Return the steps for which a new request waits by the engine's settings, on average.
+
+    SGLang is set to look for requests every 10 (below 16 clients) or 30 steps on B200. TensorRT-LLM is set to gather
+    prompts for up to 20 steps with 1,024 tokens in and out on fewer than 8 GPUs (Llama), 40 (DeepSeek FP8, 64 to 255
+    clients).
+    """
+    if point.backend == "sglang" and point.gpu == "B200":
+        return (10 if point.concurrency < 16 else 30) / 2
+    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):
+        if point.model.startswith("llama"):
+            return 20.0 if point.tp < 8 else 0.0
+        return 40.0 if point.dtype == "fp8" and 64 <= point.concurrency < 256 else 0.0
+    return 0.0
+
+
+def means(records: Records) -> tuple[float, float]:
+    """Return (mean TTFT, mean TPOT) of all requests in seconds."""
+    r = records.requests
+    several = r.output_tokens > 1
+    tpot_s = (r.finished_s - r.first_token_s)[several] / (r.output_tokens[several] - 1)
+    return float(np.mean(r.first_token_s - r.arrival_s)), float(np.mean(tpot_s))
+
+
+TABLES, VERSION = "data/profiles/aiconfigurator", "0.24.0"
+TABLE_DTYPES = {"fp8": "fp8", "fp4": "nvfp4", "bfloat16": "bfloat16"}
+NEAREST_GEMMS, NEAREST_ATTENTION = 4, 8
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Host(HostOverhead):
+    """An engine's host; ``launch_s`` is added to a layer of a step with a prompt where CUDA graphs hold decodes."""
+
+    launch_s: float = 0.0
+
+    def front_s(self, point: Point) -> float:
+        """Return the wait of a request before the engine: its own way, and in the opening wave that of others.
+
+        All clients send at once, so that of ten requests each one waits for half of the others.
+        """
+        return self.request_s + self.queue_s * (1 + point.concurrency / 2 / PROMPTS_PER_CLIENT)
+
+
+class RankOperators(Operators):
+    """The operators of one rank of a measured deployment; ``tokens`` are the rank's own."""
+
+    def __init__(self, point: Point, curves: Curves = CURVES) -> None:
+        gpu = catalog.gpu(point.gpu)
+        wide_attention = point.dtype in ("fp4", "int4") and point.model in ("deepseek-v3", "kimi-k2")
+        dense = replace(kernels_of(gpu, "bfloat16" if wide_attention else point.dtype), curves=curves)
+        limits = EngineLimits(weight_dtype=point.dtype, kv_dtype=point.kv_dtype)
+        self.point, self.gpus = point, point.tp * point.dp
+        self.experts = replace(kernels_of(gpu, point.dtype), curves=curves)
+        shard = shard_of(catalog.model(point.model), Parallelism(point.tp), limits)
+        super().__init__(shard, dense, catalog.default_node(gpu, self.gpus))
+
+    def all_reduces(self, tokens: Any) -> list[Work]:
+        """Return those after attention and MLP; with data parallelism one gather and scatter of all ranks' tokens."""
+        if self.gpus == 1:
+            return []
+        times = 2 if self.tp > 1 else 1
+        return [self._all_reduce("all-reduce", self.model.hidden * tokens * self.point.dp).times(times)]
+
+    def _all_reduce(self, name: str, elements: Any) -> Work:
+        return self._network(name, 2 * (self.gpus - 1) / self.gpus * elements * self.wide)
+
+    def _network(self, name: str, sent_bytes: Any) -> Work:
+        own_tp, self.tp = self.tp, self.gpus
+        work = super()._network(name, sent_bytes)
+        self.tp = own_tp
+        return work
+
+    def _moe(self, tokens: Any) -> list[Work]:
+        """Return a GPU's share: the experts of its group that any rank's tokens hit, each ``1 / moe_tp`` wide."""
+        ffn, hidden, point = self.model.ffn, self.model.hidden, self.point
+        everyone = np.asarray(tokens) * point.dp
+        hit, rows = self.experts_hit(everyone) / point.ep, everyone * ffn.experts_per_token / point.ep
+        width = ffn.expert_intermediate / point.moe_tp
+        works = [
+            self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
+            self.experts.grouped_gemm("experts up", rows, hit, 2 * width, hidden),
+            self.kernels.stream("expert activation", 3 * width * self.wide * rows),
+            self.experts.grouped_gemm("experts down", rows, hit, hidden, width),
+        ]
+        if ffn.shared_intermediate:
+            works += [replace(w, name=f"shared {w.name}") for w in self._mlp(tokens, ffn.shared_intermediate)]
+        return works
+
+    def step_s(self, host: Host, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0) -> Any:
+        """Return the seconds of a step of ``seqs`` decodes over ``kv`` cached tokens and ``prompts`` chunks."""
+        tokens = seqs + chunk * prompts
+        layer = seconds(self.layer(tokens) + self.all_reduces(tokens))
+        layer = layer + seconds(self.decode(seqs, kv)) * (np.asarray(seqs) > 0)
+        layer = layer + prompts * (seconds(self.prefill(chunk, 0)) + host.launch_s) * (np.asarray(prompts) > 0)
+        ends = seconds(self.first(tokens) + self.head(seqs + prompts))
+        return self.model.layers * layer + ends + host.step_s + host.sequence_s * (seqs + prompts)
+
+    def tables(self, host: Host, loop: Loop) -> CostTables:
+        """Return the cost tables of the rank, laid out as those of ``lengthwise.cost.roofline_tables``."""
+        seqs, length = loop.clients, loop.longest
+        tokens, batch = np.arange(max(loop.budget, seqs) + 1.0), np.arange(seqs + 1.0)
+        chunk, context = grid_axis(max(loop.budget, length)), grid_axis(length)
+        some, cached = grid_axis(seqs), grid_axis(min(seqs * length, 2**24))
+
+        def table(works: Any, *axes: Any) -> Any:
+            shape = np.broadcast_shapes(*(axis.shape for axis in axes))
+            made = np.zeros(shape) + seconds(works(*(axis.astype(float) for axis in axes)))
+            made[0] = 0.0
+            return made
+
+        prompts = table(self.prefill, chunk[:, None], context[None, :])
+        prompts[1:] += host.launch_s
+        return CostTables(
+            layer_s=table(self.layer, tokens),
+            comm_s=table(self.all_reduces, tokens),
+            first_s=table(self.first, tokens),
+            send_s=np.zeros(len(tokens)),
+            head_s=table(self.head, batch),
+            host_s=host.seconds(batch),
+            prefill_s=prompts,
+            decode_s=table(self.decode, some[:, None], cached[None, :]),
+            stage_layers=np.array([self.model.layers]),
+        )
+
+
+def seconds(works: list[Work]) -> Any:
+    """Return the sum of the works' seconds."""
+    return sum((work.seconds for work in works), 0.0)
+
+
+def simulated(point: Point, ops: RankOperators, host: Host) -> tuple[float, float]:
+    """Return (mean TTFT, mean TPOT) in seconds of the closed loop on the rank's tables; waits by settings are added.
+
+    Raises:
+        ValueError: The weights leave no room for two of the longest requests.
+    """
+    loop = loop_of(point)
+    limits = _limits(point, loop.clients, loop.longest, loop.budget)
+    gpu, cut = ops.kernels.gpu, Parallelism(point.tp * point.dp)
+    plan = cost.plan_memory(ops.model, gpu, cut, limits, loop.longest, num_blocks=None)
+    if plan.num_blocks * BLOCK < 2 * loop.longest:
+        raise ValueError(f"{point.id}: weights leave no room")
+    scheduler = policy.scheduler("vllm_v1" if loop.mixed else "vllm_v0")
+    parts = {"model": ops.model, "gpu": gpu, "node": ops.node, "parallel": Parallelism(), "limits": limits, "kv": plan}
+    deployment = Deployment(**parts, scheduler=scheduler, cost=ops.tables(host, loop), max_model_len=loop.longest)
+    ttft_s, tpot_s = means(simulate(loop.workload(), deployment, keep_steps=0))
+    return ttft_s + loop.wait_steps * tpot_s + host.front_s(point), tpot_s
+
+
+@dataclass(frozen=True)
+class TabledKernels(Kernels):
+    """Kernels whose times are corrected by the tables in the folder ``place``."""
+
+    place: str = ""
+
+    def _gemm(self, name: str, rows: Any, n: float, k: float, curve: Any, *, wide: bool) -> Work:
+        work = super()._gemm(name, rows, n, k, curve, wide=wide)
+        dtype = "bfloat16" if wide else self.weight_dtype
+        if dtype not in TABLE_DTYPES or np.any(np.asarray(rows[1]) != 1.0):  # fused experts have their own table
+            return work
+        return work.times(gemm_ratio(self.place, self.gpu.name, dtype, float(n), float(k))(rows[0]))
+
+    def decode(self, name: str, **of: Any) -> Work:
+        heads, seqs = of["head_flops"] / 4 / 128, np.maximum(of["seqs"], 1)
+        ratio = attention_ratio(self.place, self.gpu.name, "generation", heads, heads / of["group"])
+        return super().decode(name, **of).times(ratio(seqs, of["keys"] / seqs))
+
+    def prefill(self, name: str, **of: Any) -> Work:
+        heads = of["head_flops"] / 4 / 128
+        ratio = attention_ratio(self.place, self.gpu.name, "context", heads, max(1.0, heads / 8))
+        return super().prefill(name, **of).times(ratio(np.ones_like(of["keys"]), np.maximum(of["keys"], 1)))
+
+
+def tabled(shared: Path, point: Point, ops: RankOperators) -> RankOperators:
+    """Correct dense kernels and attention of the operators by the tables of the point's GPU."""
+    place = str(shared / TABLES / f"{point.gpu.lower()}_sxm")
+    ops.kernels = TabledKernels(ops.kernels.gpu, ops.kernels.weight_dtype, ops.kernels.wide_bytes, place=place)
+    return ops
+
+
+def _near(rows: np.ndarray, at: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (indices, weights) of the rows nearest to each point."""
+    from scipy.spatial import cKDTree
+
+    distance, index = cKDTree(rows).query(at, k=min(count, len(rows)))
+    weight = 1 / (np.asarray(distance) ** 2 + 1e-4)
+    return np.asarray(index), weight / weight.sum(axis=-1, keepdims=True)
+
+
+@cache
+def _gemms(place: str, gpu: str, dtype: str) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """Return ([shapes, 2] logs of n and k, for each (logs of m, logs of measured over predicted))."""
+    import polars as pl
+
+    table = pl.read_parquet(f"{place}/gemm/vllm/{VERSION}/gemm_perf.parquet")
+    table = table.filter(pl.col("gemm_dtype") == TABLE_DTYPES[dtype])
+    table = table.group_by("m", "n", "k").agg(pl.col("latency").median()).sort("n", "k", "m")
+    m, n, k, ms = (table[name].to_numpy().astype(float) for name in ("m", "n", "k", "latency"))
+    ratio = np.log(ms / 1e3 / np.array(kernels_of(catalog.gpu(gpu), dtype).gemm("", m, n, k).seconds))
+    shapes, start = np.unique(np.stack([n, k], axis=1), axis=0, return_index=True)
+    return np.log(shapes), list(zip(np.split(np.log(m), start[1:]), np.split(ratio, start[1:]), strict=True))
+
+
+@cache
+def gemm_ratio(place: str, gpu: str, dtype: str, n: float, k: float) -> Any:
+    """Return measured over predicted time of a GEMM as a function of m."""
+    shapes, curves = _gemms(place, gpu, dtype)
+    index, weight = _near(shapes, np.log([n, k]), NEAREST_GEMMS)
+
+    def ratio(m: Any) -> Any:
+        logs = np.log(np.maximum(m, 1.0))
+        return np.exp(sum(w * np.interp(logs, *curves[i]) for i, w in zip(index, weight, strict=True)))
+
+    return ratio
+
+
+@cache
+def attention_ratio(place: str, gpu: str, kind: str, heads: float, kv_heads: float) -> Any:
+    """Return measured over predicted time of attention as a function of sequences and tokens of one."""
+    import polars as pl
+
+    table = pl.read_parquet(f"{place}/attention/vllm/{VERSION}/{kind}_attention_perf.parquet")
+    wanted = (pl.col("kv_cache_dtype") == "fp8", pl.col("head_dim") == 128, pl.col("window_size") == 0)
+    own = pl.when(pl.col("num_key_value_heads") == 0).then("num_heads").otherwise("num_key_value_heads")
+    table = table.filter(*wanted).with_columns(kv=own)
+    far = (pl.col("num_heads").log() - np.log(heads)).abs() + (pl.col("kv").log() - np.log(kv_heads)).abs()
+    table = table.filter(far == table.select(far.min()).item())
+    if kind == "context":
+        table = table.filter(pl.col("batch_size") == 1)
+    names = ("batch_size", "isl", "step", "num_heads", "kv", "latency")
+    batch, isl, step, measured_heads, kv, ms = (table[name].to_numpy().astype(float) for name in names)
+    kernels, flops = kernels_of(catalog.gpu(gpu), "bfloat16"), 4 * float(measured_heads[0]) * 128
+    if kind == "context":
+        tokens, pairs = isl, isl * (isl + 1) / 2
+        moved = 256 * kv * isl + 512 * measured_heads * isl
+        work = kernels.prefill("", pairs=pairs, mean_keys=(isl + 1) / 2, keys=isl, head_flops=flops, moved_bytes=moved)
+    else:
+        tokens = isl + step
+        keys, group = batch * tokens, float(measured_heads[0] / kv[0])
+        moved = 256 * kv * keys + 512 * measured_heads * batch
+        work = kernels.decode("", seqs=batch, keys=keys, head_flops=flops, moved_bytes=moved, group=group)
+    logs = np.log(ms / 1e3 / np.array(work.seconds))
+    known = np.log(np.stack([batch, tokens], axis=1))
+
+    def ratio(seqs: Any, length: Any) -> Any:
+        seqs, length = np.broadcast_arrays(np.asarray(seqs, float), np.asarray(length, float))
+        at = np.log(np.maximum(np.stack([seqs.ravel(), length.ravel()], axis=1), 1.0))
+        index, weight = _near(known, at, NEAREST_ATTENTION)
+        return np.exp((logs[index] * weight).sum(axis=1)).reshape(seqs.shape)
+
+    return ratio
+
+
+BACKENDS = ("vllm", "sglang", "trtllm")
+KERNEL_SPREAD, OWN_SPREAD, COMMON_SPREAD = 0.03, 0.3, 1.0
+HOST = ("step", "sequence", "request", "experts_request")
+SPREADS: dict[str, float] = {
+    **{
+        f"{kernel}.{constant}": KERNEL_SPREAD
+        for kernel in ("narrow", "wide", "grouped")
+        for constant in ("efficiency", "memory_efficiency", "latency_s")
+    },
+    **dict.fromkeys(("prefill.efficiency", "decode.memory_efficiency"), KERNEL_SPREAD),
+    **dict.fromkeys(("narrow.pad_m", "stream.latency_s", "prefill.latency_s", "decode.latency_s"), 2 * KERNEL_SPREAD),
+    **dict.fromkeys(("routing", "launch", "queue", *HOST), COMMON_SPREAD),
+    **{f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS},
+    **{f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]},
+}
+NAMES = tuple(SPREADS)
+FIRST = {"step": 300e-6, "sequence": 6e-6, "routing": 0.05, "launch": 100e-6}
+FIRST |= {"request": 15e-3, "experts_request": 40e-3, "queue": 3e-3}
+"""Values that the factors of the host's constants multiply, in seconds; of ``1 - routing_power`` for routing."""
+FRONT = ("request", "experts_request", "queue")
+HUBER, ROUNDS, TTFT_WEIGHT = 0.08, 12, 0.5
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def curves_of(theta: Floats, backend: str) -> Curves:
+    """Return the kernels of a backend: shipped constants times their factors, all of them ``speed`` times as fast."""
+    of = dict(zip(NAMES, np.exp(theta), strict=True))
+    speed = of.get(f"speed.{backend}", 1.0)
+    made = {}
+    for kind, part in vars(CURVES).items():
+        if kind == "routing_power":
+            continue
+        values = {field: value * of.get(f"{kind}.{field}", 1.0) for field, value in vars(part).items()}
+        for field in values:
+            if "efficiency" in field:
+                values[field] *= speed
+            elif field.endswith("_s"):
+                values[field] /= speed
+        made[kind] = replace(part, **values)
+    return Curves(**made, routing_power=1 - FIRST["routing"] * of["routing"])
+
+
+def host_of(theta: Floats, point: Point) -> Host:
+    """Return the host of a point's engine; all but vLLM's own default run steps with prompts without CUDA graphs."""
+    of = dict(zip(NAMES, np.exp(theta), strict=True))
+
+    def value(name: str) -> float:
+        return float(FIRST[name] * of[name] * of.get(f"{name}.{point.backend}", 1.0))
+
+    # vLLM served Llama on B200 with cudagraph_mode FULL_DECODE_ONLY
+    launches = point.backend != "vllm" or point.pair == ("llama-3.1-70b", "B200")
+    experts_s = 0.0 if point.model.startswith("llama") else value("experts_request")
+    launch_s = value("launch") if launches else 0.0
+    return Host(value("step"), value("sequence"), value("request") + experts_s, value("queue"), launch_s)
+
+
+def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
+    """Return [2, n] TTFT and TPOT in seconds by closed forms of a steady closed loop.
+
+    A token takes a decode step and its share of others' prompts, a first token a step with its prompt.
+    """
+    found = np.zeros((2, len(points)))
+    groups: dict[Any, list[int]] = {}
+    for i, point in enumerate(points):
+        groups.setdefault(point.group, []).append(i)
+    for members in groups.values():
+        one, loops = points[members[0]], [loop_of(points[i]) for i in members]
+        ops, host = RankOperators(one, curves_of(theta, one.backend)), host_of(theta, one)
+        clients = np.array([float(loop.clients) for loop in loops])
+        prompt, output = (np.array([sum(getattr(loop, of)) / 2 for loop in loops]) for of in ("prompt", "output"))
+        kv, ones = clients * (prompt + output / 2), np.ones(len(loops))
+        decode = ops.step_s(host, seqs=clients, kv=kv)
+        if loops[0].mixed:
+            prefill = ops.step_s(host, seqs=clients - 1, kv=kv, chunk=prompt, prompts=ones)
+            added = prefill - decode
+        else:
+            added = prefill = ops.step_s(host, seqs=0 * clients, kv=0 * kv, chunk=prompt, prompts=ones)
+        found[:, members] = prefill, decode + (clients - 1) / output * added
+    return found
+
+
+def fronts(points: Sequence[Point], theta: Floats) -> tuple[Floats, Floats]:
+    """Return ([n] seconds that the host adds before a first token, [n, factors] their slopes).
+
+    Models with experts wait longer, mostly where many requests are sent at once. A serial front would explain that,
+    but it would bind far below what these deployments serve: they do not determine ``queue``, and their wait is a
+    delay.
+    """
+    of = dict(zip(NAMES, np.exp(theta), strict=True))
+    experts = np.array([not point.model.startswith("llama") for point in points], dtype=float)
+    behind = np.array([Host(queue_s=1.0).front_s(point) for point in points])
+    share = {"request": np.ones(len(points)), "experts_request": experts, "queue": behind * (1 - experts)}
+    backends = np.array([point.backend for point in points])
+    slopes, total = np.zeros((len(points), len(NAMES))), np.zeros(len(points))
+    for name in FRONT:
+        own = np.array([of.get(f"{name}.{backend}", 1.0) for backend in backends])
+        added = share[name] * FIRST[name] * of[name] * own
+        total += added
+        slopes[:, NAMES.index(name)] = added
+        for backend in BACKENDS:
+            if f"{name}.{backend}" in NAMES:
+                slopes[:, NAMES.index(f"{name}.{backend}")] = added * (backends == backend)
+    return total, slopes
+
+
+def slopes(points: Sequence[Point]) -> Floats:
+    """Return [2, n, factors] slopes of the closed forms' logs by every factor but those of the front."""
+    zero, step = np.zeros(len(NAMES)), 0.1
+    base, slope = closed_forms(points, zero), np.zeros((2, len(points), len(NAMES)))
+    for i, name in enumerate(NAMES):
+        if not name.startswith(FRONT):
+            moved = closed_forms(points, zero + step * (np.arange(len(NAMES)) == i))
+            slope[:, :, i] = np.log(moved / base) / step
+    return slope
+
+
+def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
+    """Return the factors' logs; a deployment counts by the root of its points.
+
+    ``seconds``: the engine's [2, n] TTFT and TPOT at ``theta`` = 0 without a front.
+    """
+    counts = Counter((point.pair, point.backend) for point in points)
+    weight = np.array([counts[point.pair, point.backend] ** -0.5 for point in points])
+    weight = np.concatenate([TTFT_WEIGHT * weight, weight])
+    measured = np.log([[point.ttft_s for point in points], [point.tpot_s for point in points]])
+    spread = np.array(list(SPREADS.values()))
+    theta = np.zeros(len(NAMES))
+    for _ in range(ROUNDS):
+        steps_s = seconds * np.exp(slope @ theta)
+        added, front_slope = fronts(points, theta)
+        first_slope = (slope[0] * steps_s[0][:, None] + front_slope) / (steps_s[0] + added)[:, None]
+        rows = np.concatenate([first_slope, slope[1]])
+        miss = np.concatenate(measured - np.log([steps_s[0] + added, steps_s[1]]))
+        w = weight * np.minimum(1.0, HUBER / np.maximum(np.abs(miss), 1e-9)) / HUBER**2
+        normal = rows.T @ (rows * w[:, None]) + np.diag(spread**-2)
+        theta = theta + np.clip(np.linalg.solve(normal, rows.T @ (w * miss) - theta / spread**2), -0.5, 0.5)
+    return theta
+
 
 Thetas = dict[tuple[str, str], Floats]
 """Logs of the fitted factors by pair of model and GPU."""
@@ -65,13 +651,11 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 def unseen_factors(points: Sequence[Point]) -> Thetas:
     """Return by pair the factors fitted to recorded clients of other models and other GPUs."""
     fitting, said = _engine(points, lambda _: np.zeros(len(NAMES)), front=False)
-    base = problem(fitting, *said.T)
-    known = np.array([point.inferencemax for point in fitting])
-
-    def others(pair: tuple[str, str]) -> Floats:
-        return known & np.array([point.model != pair[0] and point.gpu != pair[1] for point in fitting])
-
-    return {pair: fit(base, others(pair)) for pair in sorted({point.pair for point in fitting})}
+    slope, thetas = slopes(fitting), {}
+    for model, gpu in sorted({point.pair for point in fitting}):
+        train = [i for i, p in enumerate(fitting) if p.inferencemax and p.model != model and p.gpu != gpu]
+        thetas[model, gpu] = fit([fitting[i] for i in train], said[train].T, slope[:, train])
+    return thetas
 
 
 def unseen_host(thetas: Thetas, point: Point) -> HostOverhead:
@@ -91,7 +675,7 @@ def _engine(
     found, said = [], []
     for point in points:
         theta = theta_of(point.pair)
-        ops, host = RankOperators(point, curves(theta, point.backend)), host_of(theta, point)
+        ops, host = RankOperators(point, curves_of(theta, point.backend)), host_of(theta, point)
         try:
             ops = tabled(shared, point, ops) if shared else ops
             said.append(simulated(point, ops, host if front else replace(host, request_s=0.0, queue_s=0.0)))
@@ -133,9 +717,9 @@ def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, 
     costs["shipped_tables"] = [(p, tables[key]) for key, group in groups.items() for p in group]
     for name, priced in costs.items():
         found, said = [], []
-        for point, cost in priced:
+        for point, prices in priced:
             with contextlib.suppress(InputError):  # it does not fit by the memory planner that ships
-                deployment = deployed(point, cost, point.backend)
+                deployment = deployed(point, prices, point.backend)
                 said.append(means(simulate(loop_of(point).workload(), deployment, keep_steps=0)))
                 found.append(point)
         left = {NO_SETTING: len(points) - len(able), NO_ROOM: len(priced) - len(found)}
@@ -151,21 +735,11 @@ def is_expressible(point: Point) -> bool:
 
 
 def deployed(point: Point, cost: str | CostTables, host: str | HostOverhead) -> Deployment:
-    """Return the point's deployment as a user would request it.
-
-    Raises:
-        InputError: It does not fit these GPUs.
-    """
+    """Return the point's deployment as a user would request it; raise InputError: it does not fit these GPUs."""
     loop = loop_of(point)
-    return deploy(
-        point.model,
-        point.gpu,
-        tp=point.tp,
-        limits=_limits(point, loop.clients, loop.longest, loop.budget),
-        scheduler="vllm_v1" if loop.mixed else "vllm_v0",
-        cost=cost,
-        host=host,
-    )
+    limits = _limits(point, loop.clients, loop.longest, loop.budget)
+    scheduler = "vllm_v1" if loop.mixed else "vllm_v0"
+    return deploy(point.model, point.gpu, tp=point.tp, limits=limits, scheduler=scheduler, cost=cost, host=host)
 
 
 def _limits(point: Point, seqs: int, longest: int, budget: int = 8192) -> EngineLimits:
@@ -173,9 +747,7 @@ def _limits(point: Point, seqs: int, longest: int, budget: int = 8192) -> Engine
     return EngineLimits(seqs, tokens, max_model_len=longest, **kinds)
 
 
-@cache
-def _profile(shared: Path, gpu: str, backend: str) -> Profile:
-    return import_aiconfigurator(shared / TABLES, f"{gpu.lower()}_sxm", backend, VERSION)
+_profile = cache(import_aiconfigurator)
 
 
 def _fitted_tables(group: Sequence[Point], shared: Path) -> CostTables:
@@ -184,5 +756,8 @@ def _fitted_tables(group: Sequence[Point], shared: Path) -> CostTables:
     longest = max(loop.longest for loop in loops)
     limits = _limits(one, max(loop.clients for loop in loops), longest)
     model, gpu = catalog.model(one.model), catalog.gpu(one.gpu)
-    node, profile = catalog.default_node(gpu, one.tp), _profile(shared, one.gpu, one.backend)
+    node, profile = (
+        catalog.default_node(gpu, one.tp),
+        _profile(shared / TABLES, f"{one.gpu.lower()}_sxm", one.backend, VERSION),
+    )
     return fit_profile(profile, model, gpu, node, Parallelism(one.tp), limits, longest)[0]

@@ -1,12 +1,9 @@
 """Argonne's LLM-Inference-Bench: static batches of equal input and output on many GPUs, from the roofline alone.
 
 No constant of the kernels was fitted on any of these rows. The engines are those of 2024, whose hosts delayed every
-step by milliseconds: two constants per engine, each GPU's from the rows of the other NVIDIA GPUs. A batch is modelled
-as all requests at once under the engine's memory, since most large ones do not fit at a time. Data:
-github.com/argonne-lcf/LLM-Inference-Bench.
+step by milliseconds: two constants per engine, each GPU's from the rows of the other NVIDIA GPUs. All requests of a
+batch come at once under the engine's memory. Data: github.com/argonne-lcf/LLM-Inference-Bench.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
@@ -63,11 +60,7 @@ class Batch:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return medians by vendor of latency, throughput, TTFT and ITL, since one median of both says little of either.
-
-    Raises:
-        FileNotFoundError: The data are not there.
-    """
+    """Return medians by vendor of latency, throughput, TTFT and ITL, since one median of both says little of either."""
     import polars as pl
 
     if not (shared / FILE).exists():

@@ -3,12 +3,10 @@
 A set whose name begins with ``nc_`` is non-commercial: it is for evaluation, never for training.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,9 +48,11 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
     return [(p.name.removesuffix(".jsonl.gz").removesuffix("_merged"), p) for p in sorted(folder.glob("*.jsonl.gz"))]
 
 
-def joined(row: dict[str, Any]) -> str:
-    """Return an instruction and its input as one prompt."""
-    return "\n\n".join(part for of in ("instruction", "input") if (part := (row.get(of) or "").strip()))
+def _answers(source: str, folder: Path, prompt_of: Callable[[dict[str, Any]], str]) -> Samples:
+    """Return the outputs of a folder's models; OpenAI's o1 is left out, whose reasoning tokens are hidden."""
+    files = [(name, path) for name, path in _files(folder) if not name.startswith("o1-")]
+    rows = ((prompt_of(r), name, r, r["output"], False) for name, path in files for r in lines(path))
+    return _samples(source, rows)
 
 
 @cache
@@ -60,10 +60,7 @@ def alpaca_eval(text: Path) -> Samples:
     """Return 24 models on 655 everyday prompts; evaluation only (CC-BY-NC)."""
     folder = text / "nc_alpaca_eval"
     prompts = {r["idx"]: r["instruction"] for r in lines(folder / "instructions.jsonl.gz")}
-    files = _files(folder / "outputs")
-    return _samples(
-        folder.name, ((prompts[r["idx"]], name, r, r["output"], False) for name, path in files for r in lines(path))
-    )
+    return _answers(folder.name, folder / "outputs", lambda row: prompts[row["idx"]])
 
 
 @cache
@@ -89,26 +86,23 @@ def zeroeval(text: Path, task: str) -> Samples:
     """Return many models on school mathematics, hard mathematics or code reading, temperature 0."""
     folder = text / f"zeroeval_{task}"
     prompts = {r["id"]: r["prompt"] for r in lines(folder / "prompts.jsonl.gz")}
-    files = [of for of in _files(folder / "outputs") if not of[0].startswith("o1-")]  # reasoning tokens are hidden
-    return _samples(
-        folder.name, ((prompts[r["id"]], name, r, r["output"], False) for name, path in files for r in lines(path))
-    )
+    return _answers(folder.name, folder / "outputs", lambda row: prompts[row["id"]])
 
 
 @cache
 def arena_hard(text: Path) -> Samples:
     """Return GPT-3.5 and GPT-4 on 405 hard prompts, with counts of their own tokenizer."""
-    files = _files(text / "arena_hard_v0.1")
-    return _samples(
-        "arena_hard_v0.1", ((r["prompt"], name, r, r["output"], False) for name, path in files for r in lines(path))
-    )
+    return _answers("arena_hard_v0.1", text / "arena_hard_v0.1", lambda row: row["prompt"])
 
 
 @cache
 def instructions(text: Path, folder: str, name: str) -> Samples:
     """Return one response per instruction: gpteacher, llamafactory_demo, nc_codealpaca."""
-    source, rows = f"{folder}/{name}", lines(text / folder / f"{name}.jsonl.gz")
-    return _samples(source, ((joined(r), source, r, r.get("response", r.get("output")) or "", False) for r in rows))
+    source, rows = f"{folder}/{name}", []
+    for r in lines(text / folder / f"{name}.jsonl.gz"):
+        prompt = "\n\n".join(part for of in ("instruction", "input") if (part := (r.get(of) or "").strip()))
+        rows.append((prompt, source, r, r.get("response", r.get("output")) or "", False))
+    return _samples(source, rows)
 
 
 def together(parts: list[Samples]) -> Samples:
@@ -128,20 +122,13 @@ def together(parts: list[Samples]) -> Samples:
     )
 
 
-@cache
-def sample_lengths(text: Path) -> dict[str, np.ndarray]:
-    """Return the lengths of 70 runs with several samples per prompt: run, prompt, tokens (estimated), censored."""
+def sample_lengths(text: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the lengths of 70 runs with several samples per prompt: run, prompt, tokens (estimated)."""
     with gzip.open(text / "oasst_multisample/sample_lengths.csv.gz", "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    chars, pieces = (np.array([int(r[name]) for r in rows]) for name in ("n_chars", "n_wordpunct"))
+    chars, pieces, prompt = (np.array([int(r[of]) for r in rows]) for of in ("n_chars", "n_wordpunct", "prompt_idx"))
     tokens = np.maximum(1, np.rint(0.06 * chars + 0.76 * pieces)).astype(np.int64)
-    limit = np.array([float(r["max_new_tokens"] or "inf") for r in rows])
-    ended = np.array([r["ended_with_eos"] == "1" for r in rows])
-    run = np.array([r["run"] + "/" + r["sampling_config"] for r in rows])
-    reporting = np.isin(run, run[ended])
-    prompt = np.array([int(r["prompt_idx"]) for r in rows])
-    censored = (tokens >= TRUNCATED * limit) & ~(reporting & ended)
-    return {"run": run, "prompt": prompt, "tokens": tokens, "censored": censored}
+    return np.array([r["run"] + "/" + r["sampling_config"] for r in rows]), prompt, tokens
 
 
 def without(samples: Samples, texts: Iterable[str]) -> Samples:

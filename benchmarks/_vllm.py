@@ -1,23 +1,22 @@
 """A real vLLM on this machine's CPU: its environment, its start, and runs with its log and processor time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from _circle import iterations_of
+from _harness import group_use
 
 from lengthwise import Deployment, Workload
 from lengthwise.backend import vllm_launch
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.backend.process import LocalEngine, free_port, local_engine
 from lengthwise.gateway.demo.engines import MAKE_MODEL
-from lengthwise.measure.calibration import read_iterations
 from lengthwise.measure.load import bench
 from lengthwise.schema.records import Measured
 
@@ -35,11 +34,7 @@ QUIET = {
 
 
 def require() -> str:
-    """Return the interpreter of the engine's environment.
-
-    Raises:
-        FileNotFoundError: It is not installed.
-    """
+    """Return the interpreter of the engine's environment."""
     if not PYTHON.exists():
         raise FileNotFoundError(f"no real engine in {PYTHON.parents[1]}: make engine")
     return str(PYTHON)
@@ -65,66 +60,37 @@ def served(deployment: Deployment, model: Path, log_path: Path, *words: str) -> 
         yield engine
 
 
-def cpu_seconds(group: int) -> float:
-    """Return the processor time of the living processes of a group; 0 where there is no /proc."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            words = stat.read_text().rsplit(")", 1)[1].split()
-            if int(words[2]) == group:
-                ticks += int(words[11]) + int(words[12])
-    return ticks / 100
-
-
+@dataclass
 class Watched:
-    """A served engine under load, with its log's iterations and its processor time for each run.
+    """A served engine under load, with its processor time in the records of each run, and its log's iterations.
 
-    ``notes`` receives notes by the runs' names, ``out`` the logs of iterations; ``group`` is the engine's process
-    group. With ``scrape`` records contain the server's counters, which count steps where the log's seconds do not.
+    ``out`` receives the log that a calibration reads; ``group`` is the engine's process group. With ``scrape`` records
+    contain the server's counters, which count steps where the log's seconds do not.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        log: Path,
-        group: int,
-        notes: dict[str, Any],
-        out: Path,
-        *,
-        scrape: bool = False,
-        deployment: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.url, self.model, self.log, self.group, self.notes, self.out = url, model, log, group, notes, out
-        self.scrape, self.deployment = scrape, deployment
-        self.last: dict[str, Any] = {}
-        self.message = b""
+    url: str
+    model: str
+    log: Path
+    group: int
+    out: Path
+    scrape: bool = False
+    deployment: Mapping[str, Any] | None = None
+    message: bytes = b""
 
     def bench(self, workload: Workload) -> Measured:
-        """Run ``bench``; remember the engine's log and processor time of the run."""
-        at, cpu_s, load = self.log.stat().st_size, cpu_seconds(self.group), os.getloadavg()[0]
+        """Run ``bench``; remember the engine's log of the run."""
+        at, cpu_s, load = self.log.stat().st_size, group_use(self.group)[0], os.getloadavg()[0]
         server = Server(self.url, self.model, body={"temperature": 0})
         measured = bench(server, workload, scrape=self.scrape, deployment=self.deployment)
-        cpu_s = cpu_seconds(self.group) - cpu_s
+        known = {"engine_cpu_s": round(group_use(self.group)[0] - cpu_s, 2), "load_1m": load}
         time.sleep(0.5)  # its log is behind
         with self.log.open("rb") as file:
             file.seek(at)
             self.message = file.read()
-        end_s = float(np.nanmax(measured.records.requests.finished_s))
-        self.last = {"span_s": round(end_s, 3), "engine_cpu_s": round(cpu_s, 2), "load_1m": load}
-        return measured
+        return replace(measured, metadata={**measured.metadata, **known})
 
     def named(self, name: str) -> None:
-        """Add the notes of the last run; save the log of the run that a calibration reads."""
-        path = iterations_of(self.out, name)
-        path.write_bytes(b"\n".join(line for line in self.message.splitlines() if b"Iteration(" in line))
-        steps = read_iterations(path)
-        if not name.endswith("-half-0"):
-            path.unlink()
-        total_s = round(float(steps.seconds.sum()), 3)
-        self.notes[name] = self.last | {"iterations": len(steps), "iterations_s": total_s}
-
-
-def iterations_of(folder: Path, run: str) -> Path:
-    """Return the path of the engine's log of a run."""
-    return folder / f"{run}.iterations.log"
+        """Save the log of the run that a calibration reads."""
+        if name.endswith("-half-0"):
+            lines = (line for line in self.message.splitlines() if b"Iteration(" in line)
+            iterations_of(self.out, name).write_bytes(b"\n".join(lines))

@@ -1,22 +1,19 @@
 """Applications of several models: SamuLLM's studies in simulation, search time, optima, the runner, real engines."""
 
-from __future__ import annotations
-
-import sys
 from itertools import product
 
 from _sections import Sections
 
 STUDIES = ("ensembling", "routing", "chain", "mixed")
 MODULES = {
-    "runner": "_apps_runner:overhead",
-    "drain": "_apps_runner:million",
-    "search": "_apps_studies:search",
-    "exact": "_apps_studies:optima",
-    **{study: f"_apps_studies:{study}_study" for study in STUDIES},
-    "ablation": "_apps_studies:ablation",
-    "greedy": "_apps_studies:greedy",
-    "live": "_apps_live",
+    "runner": "_apps:overhead",
+    "drain": "_apps:million",
+    "search": "_apps:search",
+    "exact": "_apps:optima",
+    **{study: f"_apps:study:{study}" for study in STUDIES},
+    "ablation": "_apps:ablation",
+    "greedy": "_apps:greedy",
+    "live": "_apps:live",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
@@ -39,7 +36,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
     "apps.drain_1e6_peak_mib": (4096.0, "lower", "MiB"),
 }
 
-SECTIONS = Sections("apps", (__doc__ or "").splitlines()[0], MODULES, TARGETS)
+SECTIONS = Sections("apps", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

@@ -4,29 +4,25 @@ Section ``real`` reads the folder ``shared``; ``live`` needs ``make engine`` and
 ``systems.MODEL`` takes minutes, and ``gain_over`` combines what is saved of them.
 """
 
-from __future__ import annotations
-
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-
-from _harness import Row
 from _sections import Sections
 
+SYSTEMS = ("opt-13b-a40", "t5-11b-a40", "gpt-3-39b-a40", "gpt-3-101b-a100", "gpt-3-175b-a100")
 MODULES = {
-    "choices": "_exegpt_gains:table6",
-    "figures": "_exegpt_gains",
-    "reasons": "_exegpt_gains:reasons",
-    "real": "_exegpt_gains:real",
-    "drift": "_exegpt_gains:drifts",
-    "monotone": "_exegpt_search:monotonicity",
-    "search": "_exegpt_search:search",
-    "regret": "_exegpt_search:regret",
-    "instances": "_exegpt_search:instances",
-    "variance": "_exegpt_engine:variance",
-    "engine": "_exegpt_engine:errors",
-    "bounds": "_exegpt_engine:bounds",
+    "choices": "_exegpt:table6",
+    "figures": "_exegpt",
+    "reasons": "_exegpt:reasons",
+    "real": "_exegpt:real",
+    "drift": "_exegpt:drifts",
+    "monotone": "_exegpt_checks:monotonicity",
+    "search": "_exegpt_checks:search",
+    "regret": "_exegpt_checks:regret",
+    "instances": "_exegpt_checks:instances",
+    "variance": "_exegpt_checks:variance",
+    "engine": "_exegpt_checks:errors",
+    "bounds": "_exegpt_checks:bounds",
     "live": "_exegpt_live",
+    **{f"systems.{model}": f"_exegpt:systems:{model}" for model in SYSTEMS},
+    "gain_over": "_exegpt:gains_over",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
@@ -34,7 +30,6 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
     "exegpt.gain_large": (3.2, "higher", "times"),
     "exegpt.gain_all": (2.9, "higher", "times"),
     "exegpt.gain_real": (4.4, "higher", "times"),
-    "exegpt.gain_over_vllm_v1": (float("nan"), "higher", "times"),
     "exegpt.search_s_max": (2.0, "lower", "s"),
     "exegpt.points_share_max": (0.01, "lower", "share"),
     "exegpt.regret_max": (0.02, "lower", "share"),
@@ -43,18 +38,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
 }
 
 
-def systems(_: Path, quick: bool) -> Mapping[str, Callable[[], list[Row]]]:
-    """Return a section per model of the other systems, and one of the gains over them."""
-    import _exegpt_gains
-
-    found = _exegpt_gains.sections(quick)
-    return {
-        name: (lambda figures=figures: [SECTIONS.row(*one) for one in figures().items()])
-        for name, figures in found.items()
-    }
-
-
-SECTIONS = Sections("exegpt", (__doc__ or "").splitlines()[0], MODULES, TARGETS, systems)
+SECTIONS = Sections("exegpt", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

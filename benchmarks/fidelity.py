@@ -1,21 +1,13 @@
 """Fidelity: predictions against measurements, for every ground truth that this machine allows.
 
 ``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read
-recorded runs from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared) and are skipped with
-a reason where it is absent; ``coverage`` calibrates to planted runs, ``counters`` to ones whose server counts as vLLM
-does; ``times`` measures the time of calibrations; ``profiles`` measures this machine's operators; ``gpu`` runs the
-campaign of gpu_campaign.py where torch finds a CUDA GPU.
-
---save writes the rows to results/fidelity.json, from which `make tables` renews docs/fidelity.md, and moves those of
-campaigns that newer ones replace to results/fidelity-earlier.json; --take ROWS.JSON does so with a campaign that was
-measured apart (_live.py --out).
+recorded runs from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared); ``coverage`` and
+``counters`` calibrate to planted runs; ``times`` measures the time of calibrations, ``profiles`` this machine's
+operators; ``gpu`` runs the campaign of gpu_campaign.py. --save archives campaigns that newer ones replace in
+results/fidelity-earlier.json; --take ROWS.JSON takes one that was measured apart (_live.py --out).
 """
 
-from __future__ import annotations
-
-import sys
-
-import _frozen
+from _harness import making
 from _sections import Sections
 
 MODULES = {
@@ -27,8 +19,8 @@ MODULES = {
     "times": "_planted:times",
     "silicon": "_silicon",
     "brackets": "_brackets",
-    "profiles": "_profiles",
-    "gpu": "_gpu",
+    "profiles": "_planted:profiles",
+    "gpu": "gpu_campaign",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
@@ -55,7 +47,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
 }
 
 CAMPAIGNS = ("fidelity.live", "fidelity.gpu.")
-SECTIONS = Sections("fidelity", __doc__.splitlines()[0], MODULES, TARGETS, campaigns=CAMPAIGNS, made=_frozen.making)
+SECTIONS = Sections("fidelity", __doc__, MODULES, TARGETS, CAMPAIGNS, making)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

@@ -1,17 +1,12 @@
 """The gateway: its cost and that of its peers, its scaling, the time of a reorder, the gain of its order."""
 
-from __future__ import annotations
-
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-
-from _harness import Row
 from _sections import Sections
 
+MEASURED = ("gateway", "peer.vllm_router", "peer.smg", "peer.sglang_router", "peer.litellm")
 MODULES = {
-    "gain": "_gateway_gain",
-    "gain_emulated": "_gateway_gain:emulated",
+    **{f"overhead.{name}": f"_gateway_cost:overhead:{name}" for name in MEASURED},
+    "gain": "_gateway_gain:figures:live",
+    "gain_emulated": "_gateway_gain:figures:emulated",
     "rerank": "_gateway_cost:rerank",
     "scale": "_gateway_cost:scale",
 }
@@ -37,20 +32,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
 }
 
 
-def overhead(_: Path, quick: bool) -> Mapping[str, Callable[[], list[Row]]]:
-    """Return a section for the gateway and for each peer."""
-    from _gateway_cost import overhead
-    from _gateway_processes import TARGETS
-
-    return {
-        f"overhead.{target.name}": (
-            lambda target=target: [SECTIONS.row(*figure) for figure in overhead(target, quick).items()]
-        )
-        for target in TARGETS
-    }
-
-
-SECTIONS = Sections("gateway", (__doc__ or "").splitlines()[0], MODULES, TARGETS, overhead)
+SECTIONS = Sections("gateway", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

@@ -4,39 +4,193 @@
     python benchmarks/gpu_campaign.py --device cpu --tiny              the same code without a GPU, two minutes
 
 It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
-in another: --engine-python), lengthwise installed or this checkout, no network and no downloads. An image for GPUs may
-lack polars, which writes profile and records, and platformdirs, which locates the cache of compiled code. On a machine
-without network install wheels of both that were fetched elsewhere, for the image's Python:
+in another: --engine-python), lengthwise installed or this checkout, and no network. A GPU image that lacks polars and
+platformdirs gets wheels that were fetched elsewhere for its Python:
 
-    pip download --only-binary=:all: --dest wheels polars platformdirs      (polars brings polars-runtime-32)
+    pip download --only-binary=:all: --dest wheels polars platformdirs
     pip install --no-index --find-links wheels polars platformdirs          (or --target FOLDER, on PYTHONPATH)
 
-The engine is transformers' continuous batching. Measurements are written as they come: points of the profile, the
-profile (Parquet), each run's records, progress.json, and at last rows.json. Repeats that the budget has no time for
-are left out. A GPU with less memory gets a Llama of one billion.
+The engine is transformers' continuous batching. Every file is written as soon as possible; repeats that the budget has
+no time for are left out. A GPU with less memory gets a Llama of one billion.
 """
 
-from __future__ import annotations
-
 import argparse
-import contextlib
-import gc
+import atexit
 import importlib.util
-import json
 import os
-import platform
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
-import traceback
-from dataclasses import replace
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import _frozen
-from _gpu import BLOCK, RESULTS, Clock, Plan, UnfitError, as_installed, chosen
+from _harness import json_lines
 
 HERE = Path(__file__).resolve().parent
-GRACE_S = 5.0
+CAMPAIGN, RESULTS, GRACE_S = Path(__file__), HERE / "results" / "gpu", 5.0
+NEEDED = ("numpy", "scipy", "polars", "numba", "platformdirs", "torch")
+"""Imports of the campaign; the engine needs transformers as well. Neither typer nor rich, pydantic or aiohttp."""
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False,
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+"""Shapes of Meta's Llama 3 8B, as its config.json states them; none of its weights is used."""
+LLAMA_32_1B = LLAMA_3_8B | {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+"""Shapes of Meta's Llama 3.2 1B."""
+TINY = LLAMA_32_1B | {
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a campaign; seconds are the most that a part may take."""
+
+    config: Mapping[str, Any]
+    name: str
+    dtype: str
+    prompt: tuple[float, float, int, int]
+    output: tuple[float, float, int, int]
+    seqs: int
+    step_tokens: int
+    blocks: int
+    max_model_len: int
+    profile_s: float
+    static_s: float
+    seconds: float
+    repeats: int
+
+    @property
+    def needs_bytes(self) -> float:
+        """Return the GPU's memory for weights and cache, and for libraries and activations of both processes."""
+        from _circle import BLOCK
+
+        from lengthwise import catalog
+
+        c, itemsize = self.config, 4 if self.dtype == "float32" else 2
+        per_token = 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"] * itemsize
+        weights = catalog.weight_bytes(catalog.model_from_config(dict(c), self.name), self.dtype)
+        return float((weights + per_token * self.blocks * BLOCK) * 1.05 + 4e9)
+
+
+BIG = Plan(
+    LLAMA_3_8B, "llama-3-8b-shaped", "bfloat16", (256, 0.7, 16, 1500), (96, 0.6, 8, 400),
+    seqs=32, step_tokens=512, blocks=2048, max_model_len=2048,
+    profile_s=120.0, static_s=20.0, seconds=25.0, repeats=2,
+)  # fmt: skip
+MIDDLE = replace(BIG, config=LLAMA_32_1B, name="llama-3.2-1b-shaped")
+SMALL = Plan(
+    TINY, "tiny-llama", "float32", (64, 0.7, 8, 500), (24, 0.6, 4, 120),
+    seqs=16, step_tokens=512, blocks=512, max_model_len=1024,
+    profile_s=20.0, static_s=5.0, seconds=6.0, repeats=1,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A budget of seconds; the last part of it is for calibration and simulation."""
+
+    budget_s: float
+    start_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def end_s(self) -> float:
+        return min(60.0, 0.2 * self.budget_s)
+
+    def left_s(self) -> float:
+        return max(0.0, self.budget_s - (time.monotonic() - self.start_s))
+
+    def to_measure_s(self) -> float:
+        """Return the seconds until calibration has to begin."""
+        return max(0.0, self.left_s() - self.end_s)
+
+
+def fitting(plans: Sequence[Plan], free_bytes: float) -> Plan | None:
+    """Return the first plan that fits into the free memory."""
+    return next((plan for plan in plans if plan.needs_bytes <= free_bytes), None)
+
+
+def as_installed(checkout: Path) -> str:
+    """Return a folder for sys.path with the version of a checkout, as an installation would have it."""
+    about = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    folder = Path(tempfile.mkdtemp(prefix="lengthwise-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    metadata = folder / f"{about['name']}-{about['version']}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    return str(folder)
+
+
+class UnfitError(Exception):
+    """This machine lacks something for the campaign."""
+
+
+def cuda() -> Any:
+    """Return torch, which finds a GPU; raise UnfitError without a torch or a GPU."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: its libraries are not here
+        raise UnfitError(f"the campaign needs torch, which does not import in {sys.executable}: {error}") from error
+    if not torch.cuda.is_available():
+        raise UnfitError("no CUDA GPU that torch finds; without one: --device cpu --tiny")
+    return torch
+
+
+def chosen(args: argparse.Namespace) -> Plan:
+    """Return the largest plan that this machine can do; raise UnfitError for what it lacks, first of all a GPU."""
+    torch = cuda() if args.device != "cpu" else None
+    own = ["transformers"] if args.engine_python == sys.executable else []
+    lacks = [name for name in (*NEEDED, *own) if importlib.util.find_spec(name) is None]
+    if lacks:
+        other = "; or an environment with torch and transformers: --engine-python" if own else ""
+        words = f"needs {', '.join(lacks)} in {sys.executable}: pip install {' '.join(lacks)}"
+        raise UnfitError(f"the campaign {words}{other}")
+    if torch is None:
+        return SMALL if args.tiny else BIG
+    try:
+        free_bytes = float(torch.cuda.mem_get_info()[0])
+    except RuntimeError as error:
+        raise UnfitError(f"the GPU does not respond: {str(error).splitlines()[0]}; look at nvidia-smi") from error
+    plans = [replace(SMALL, dtype="bfloat16")] if args.tiny else [BIG, MIDDLE]
+    free = f"{free_bytes / 1e9:.1f} GB of the GPU are free"
+    if (plan := fitting(plans, free_bytes)) is None:
+        needs = f"{plans[-1].name} needs {plans[-1].needs_bytes / 1e9:.0f}"
+        raise UnfitError(f"{free}, {needs}: end other processes on it (nvidia-smi), or try --tiny")
+    if plan is not plans[0]:
+        print(f"{free}, too few for {plans[0].name}: {plan.name}", file=sys.stderr)
+    return plan
+
+
+def figures(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Run the campaign; return rows by name. Profile and records go to results/gpu; quick: a small model, not saved."""
+    try:
+        cuda()
+    except UnfitError as error:
+        raise FileNotFoundError(str(error)) from error
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = scratch if quick else str(RESULTS)
+        command = [sys.executable, str(CAMPAIGN), "--out", folder, *(["--tiny"] if quick else [])]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        print(done.stderr, end="", file=sys.stderr)
+        file = Path(folder) / "rows.json"
+        if not file.exists():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise FileNotFoundError(f"the campaign ended without rows ({done.returncode}): {last}")
+        return {row.pop("name"): {k: v for k, v in row.items() if v is not None} for row in json_lines(file)}
+
+
 if importlib.util.find_spec("lengthwise") is None:
     sys.path[:0] = [str(HERE.parent / "src"), as_installed(HERE.parent)]
 
@@ -59,14 +213,30 @@ def main() -> int:
     except UnfitError as error:
         print(error, file=sys.stderr)
         return 2
+    return campaign(args.out.resolve(), args.device, plan, args.engine_python, clock)
+
+
+def campaign(out: Path, device: str, plan: Plan, python: str, clock: Clock) -> int:
+    """Run the campaign; return the exit status."""
+    from _circle import Lengths, Setting  # imports what ``chosen`` looks for
+    from _live import Circle
+    from _live import Plan as Sizes
+
     from lengthwise.schema.errors import LengthwiseError
 
-    campaign = Campaign(args.out.resolve(), args.device, plan, args.engine_python, clock)
+    setting, lengths = Setting("fifo", plan.seqs, plan.step_tokens), Lengths(plan.prompt, plan.output)
+    names = ("dtype", "max_model_len", "blocks", "profile_s", "static_s", "seconds", "repeats")
+    same = {name: getattr(plan, name) for name in names}
+    sizes = Sizes(plan.name, (), setting, lengths=lengths, least=16, left_s=clock.to_measure_s, **same)
     try:
-        return campaign.run()
+        circle = Circle(out, out, sizes, plan.config, device=device, python=python)
+        rows = circle.transformers(f"fidelity.gpu.{plan.name}")
     except LengthwiseError as error:
-        campaign.say(f"ended: {error}")
+        print(f"ended: {error}", file=sys.stderr)
         return 1
+    if rows:
+        circle.write(rows)
+    return 0 if rows else 1
 
 
 def end_at(seconds: float) -> None:
@@ -74,199 +244,6 @@ def end_at(seconds: float) -> None:
     timer = threading.Timer(seconds, lambda: os._exit(4))
     timer.daemon = True
     timer.start()
-
-
-class Campaign:
-    """One campaign on one device within a budget, its files in a folder."""
-
-    def __init__(self, out: Path, device: str, plan: Plan, python: str, clock: Clock) -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        self.out, self.device, self.plan, self.python, self.clock = out, device, plan, python, clock
-        self.report: dict[str, Any] = {"plan": plan.name, "budget_s": clock.budget_s, "messages": []}
-        self.runs: list[Any] = []
-        self.measured_by = _frozen.of_measuring()
-        for old in (*out.glob("*.measured.parquet"), *out.glob("*.simulated.parquet"), out / "rows.json"):
-            old.unlink(missing_ok=True)
-        self.config = out / f"{plan.name}.json"
-        self.config.write_text(json.dumps(dict(plan.config), indent=1))
-
-    def say(self, text: str) -> None:
-        """Print a line with the elapsed seconds, and add it to progress.json."""
-        line = f"{self.clock.elapsed_s:6.1f} s  {text}"
-        print(line, file=sys.stderr, flush=True)
-        self.report["messages"].append(line.strip())
-        self._write("progress.json", [self.report])
-
-    def _write(self, name: str, lines: list[dict[str, Any]]) -> None:
-        from _harness import strict_json
-
-        from lengthwise.schema.files import write_whole
-
-        write_whole(self.out / name, "".join(strict_json(line) + "\n" for line in lines).encode())
-
-    def run(self) -> int:
-        """Profile, measure, calibrate, simulate, compare; write every file as soon as possible."""
-        import _circle
-        from _device import device_of
-
-        plan = self.plan
-        self.gpu = device_of(self.device, plan.dtype)
-        self.say(f"{plan.name} on {self.gpu.name}, {self.clock.budget_s:.0f} s")
-        setting = _circle.Setting("fifo", plan.seqs, plan.step_tokens)
-        limits = replace(setting.limits(plan.max_model_len, BLOCK), weight_dtype=plan.dtype, kv_dtype=plan.dtype)
-        base = _circle.deployment_of(str(self.config), self.gpu, limits, plan.blocks)
-        tables = self._profiled(base)
-        return self._comparison(base, tables, self._measured(setting, base))
-
-    def _profiled(self, d: Any) -> Any:
-        """Return cost tables of the profile; the roofline's where profiling fails."""
-        from lengthwise.cost.estimators import fit_profile
-        from lengthwise.cost.profiles import write_profile
-        from lengthwise.measure.operators import measure_profile
-        from lengthwise.schema.errors import InputError
-
-        plan, points = self.plan, self.out / "profile.points.jsonl"
-        points.unlink(missing_ok=True)
-        try:
-            profile = measure_profile(
-                d.model,
-                device=self.device,
-                dtype=plan.dtype,
-                budget_s=min(plan.profile_s, 0.3 * self.clock.budget_s),
-                max_tokens=plan.step_tokens,
-                max_seqs=plan.seqs,
-                max_context=plan.max_model_len,
-                resume=points,
-                **({"threads": 1} if self.device == "cpu" else {}),
-            )
-            write_profile(profile, self.out / "profile.parquet")
-            self.say("; ".join((f"profile of {len(profile)} points", *profile.metadata.notes)))
-            return fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)[0]
-        except Exception as error:  # noqa: BLE001 - the campaign is unattended
-            reason = error if isinstance(error, InputError) else traceback.format_exc()
-            self.say(f"no profile, the roofline replaces it: {reason}")
-            return d.cost
-        finally:
-            free(self.device)
-
-    def _measured(self, setting: Any, base: Any) -> dict[str, Any]:
-        """Return the engine's metadata; ``runs`` are as many as time and engine allowed."""
-        import _circle
-        import _continuous
-
-        from lengthwise import simulate
-        from lengthwise.schema.errors import EngineError
-
-        plan, clock = self.plan, self.clock
-        lengths = _circle.Lengths(plan.prompt, plan.output)
-        flags = {
-            "device": self.device,
-            "dtype": plan.dtype,
-            "attention": "paged|sdpa,sdpa",
-            "batch-tokens": plan.step_tokens,
-            "seqs": plan.seqs,
-            "blocks": plan.blocks,
-            "block-size": BLOCK,
-        }
-        metadata: dict[str, Any] = {}
-        # compiles the simulator while the engine starts, so that the end does not wait for it
-        first = lengths.workload(4, 0, None, "compile")
-        compiling = threading.Thread(target=simulate, args=(first, base), daemon=True)
-        compiling.start()
-        try:
-            with _continuous.started(self.python, self.config, flags, clock.to_measure_s()) as engine:
-                metadata |= engine.metadata
-                self.report["engine"] = metadata
-                self.say(f"{metadata['engine']} with {metadata['attention']} on {metadata['device']}")
-                compiling.join(clock.to_measure_s())
-                self._loads(engine, setting, lengths, {"deployment": _circle.facts_of(base)})
-        except EngineError as error:
-            self.say(f"the engine ended early: {error}")
-        return metadata
-
-    def _loads(self, engine: Any, setting: Any, lengths: Any, known: dict[str, Any]) -> None:
-        import _circle
-        import numpy as np
-
-        from lengthwise.measure import write_records
-
-        plan, clock = self.plan, self.clock
-
-        def bench(workload: Any) -> Any:
-            measured = engine.run(workload, clock.to_measure_s() + clock.end_s / 3)
-            return replace(measured, metadata={**measured.metadata, **known})
-
-        def on_run(run: Any) -> None:
-            write_records(run.measured, self.out / f"{run.name}.measured.parquet")
-            self.runs.append(run)
-
-        for _ in range(2):  # the first is the engine's own warm-up
-            first = bench(lengths.workload(plan.seqs, 0, None, "warm-up"))
-        duration_s = float(np.nanmax(first.records.requests.finished_s))
-        rate_rps = plan.seqs / duration_s
-        self.say(f"{plan.seqs} requests at once in {duration_s:.1f} s: about {rate_rps:.2f} a second")
-        most = int(rate_rps * clock.to_measure_s() / 2)
-        static_s = min(plan.static_s, clock.to_measure_s() / 4)
-        _circle.measure_loads(
-            bench,
-            setting,
-            lengths,
-            static_n=max(8, min(most, 1000, max(2 * plan.seqs, round(rate_rps * static_s)))),
-            seconds=plan.seconds,
-            repeats=plan.repeats,
-            on_run=on_run,
-            say=self.say,
-            least=16,
-            left_s=clock.to_measure_s,
-        )
-
-    def _comparison(self, base: Any, tables: Any, metadata: dict[str, Any]) -> int:
-        import _circle
-        import _circle_rows
-
-        from lengthwise.measure import write_records
-
-        runs, clock, prefix = self.runs, self.clock, f"fidelity.gpu.{self.plan.name}"
-        learnt = [run for run in runs if run.load in _circle.LEARNT]
-        held_out = [run for run in runs if run.load not in _circle.LEARNT]
-        errors = {"profile": _circle.errors(base, tables, runs), "roofline": _circle.errors(base, base.cost, runs)}
-        self.report["errors"] = errors
-        if not learnt or not held_out:
-            self.say("there are too few runs to calibrate on some and to judge by others")
-            return 1
-        self.say("simulated by the profile and by the roofline")
-        before_s = clock.elapsed_s
-        found = _circle.calibrated(learnt, held_out, replace(base, cost=tables))
-        duration_s = clock.elapsed_s - before_s
-        calibrated = replace(base, cost=found.tables)
-        errors = {"calibrated": _circle.errors(base, found.tables, runs), **errors}
-        answers = {run.name: _circle.simulated(calibrated, run) for run in held_out}
-        rows = _circle_rows.rows(prefix, errors, runs, held_out, answers)
-        machine = {"device": self.gpu.name, "cores": os.cpu_count(), "python": platform.python_version()}
-        about = {"engine": metadata, "machine": machine, "seconds": round(clock.elapsed_s, 1)}
-        rows[f"{prefix}.calibration"] = _circle_rows.calibration_row(found, duration_s, learnt, runs, about)
-        for row in rows.values():
-            row["details"] |= _frozen.metadata(self.measured_by)
-        self._write("rows.json", [{"name": name} | row for name, row in rows.items()])
-        self.say(f"calibrated on {len(learnt)} runs in {duration_s:.1f} s; rows.json is written")
-        for name, row in rows.items():
-            print(f"{name:52} {row['value']:10.4g} {row['unit']}", flush=True)
-        for run in runs:
-            if clock.left_s() > 0:
-                answer = _circle.as_simulated(_circle.simulated(calibrated, run), run)
-                write_records(answer, self.out / f"{run.name}.simulated.parquet")
-        self.say("done")
-        return 0
-
-
-def free(device: str) -> None:
-    """Free the memory of the profile before the engine, another process, allocates its own."""
-    gc.collect()
-    if device != "cpu":
-        import torch
-
-        with contextlib.suppress(RuntimeError):  # a GPU that broke for this process alone
-            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -1,31 +1,19 @@
 """Lengths: Multi-Bin Batching's theory and gains, predictors, schedulers that use predictions.
 
-Sections that need recorded data look for it in the folder ``shared`` beside the checkout (or in
-LENGTHWISE_SHARED, or --shared) and are skipped with a reason where it is absent. --save writes the rows of the chosen
-sections to results/lengths.json, beside those of others.
+Sections that need recorded data look for it in the folder ``shared`` beside the checkout (or in LENGTHWISE_SHARED, or
+--shared) and are skipped with a reason where it is absent.
 """
-
-from __future__ import annotations
-
-import sys
 
 from _sections import Sections
 
-MULTIBIN = {
-    "theory": "theorems",
-    "saturation": "saturation",
-    "robustness": "robustness",
-    "exponential": "exponential",
-    "gsm8k": "gsm8k",
-    "predictor": "predictor",
-    "engine": "engine",
-}
+MULTIBIN = ("saturation", "robustness", "exponential", "gsm8k", "predictor", "engine")
 MODULES = {
-    **{f"multibin.{section}": f"_multibin:{function}" for section, function in MULTIBIN.items()},
+    "multibin.theory": "_multibin:theorems",
+    **{f"multibin.{section}": f"_multibin:{section}" for section in MULTIBIN},
     "predict": "_predict",
     "encoder": "_predict:encoder",
     "elis": "_elis",
-    "rerank": "_rerank",
+    "rerank": "simulate:rerank",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
@@ -40,7 +28,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
     "lengths.rerank_relative_speed": (1 / 3, "higher", "of FCFS"),
 }
 
-SECTIONS = Sections("lengths", __doc__.splitlines()[0], MODULES, TARGETS)
+SECTIONS = Sections("lengths", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
-    sys.exit(SECTIONS.main())
+    SECTIONS.main()

@@ -1,22 +1,24 @@
-"""How fast the engine simulates, how much memory it takes, and how both grow.
+"""How fast the engine simulates, also (``rerank``, a section of lengths.py) where requests change places.
 
 The workload is Chat-1M on Llama-2-70B, TP 4 on A100s, a unified budget of 512 tokens, at about 85 % of the load at
 which the queue grows without end. Compilation does not count (cold.compile_s is in start.py). Figures are per CPU
 second of one thread.
 """
 
-from __future__ import annotations
-
 import math
+import statistics
+import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from _harness import Row, arguments, best_cpu_s, fresh_process, machine, show
+from _harness import Row, cpu_seconds, machine, parser, show
 
 from lengthwise import EngineLimits, Poisson, deploy, policy, preset, simulate
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Records
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Predictions, Workload
 
 LIMITS = EngineLimits(max_num_seqs=256, max_num_batched_tokens=512)
 LOAD = 0.85
@@ -50,47 +52,77 @@ def speed(name: str, deployment: Deployment, requests: int, repeats: int, target
     workload = chat(requests, rate_rps)
     records = simulate(workload, deployment, keep_steps=0)
     check(records, workload)
-    median, all_s = best_cpu_s(lambda: simulate(workload, deployment, keep_steps=0), repeats)
+    all_s = cpu_seconds(lambda: simulate(workload, deployment, keep_steps=0), repeats)
+    median_s = statistics.median(all_s)
     steps = int(records.totals.steps.sum())
     mean_batch = float(records.series.seqs_s.sum() / records.series.step_s.sum())
-    details = {"requests": requests, "rate_rps": rate_rps, "ns_per_step": 1e9 * median / steps}
+    details = {"requests": requests, "rate_rps": rate_rps, "ns_per_step": 1e9 * median_s / steps}
     details |= {"mean_batch": mean_batch, "machine": machine()}
     spread = (requests / max(all_s), requests / min(all_s))
-    return Row(name, requests / median, "1/s", target, "higher", spread, details)
+    return Row(name, requests / median_s, "1/s", target, "higher", spread, details)
 
 
-GROWTH = """
-import json, resource, time
-import sys; sys.path.insert(0, "benchmarks")
-from simulate import LIMITS, chat, check
-from lengthwise import deploy, simulate
-deployment = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
-simulate(chat(100, 1.0), deployment, keep_steps=0)
-workload = chat({requests}, {rate})
-start = time.process_time()
-records = simulate(workload, deployment, keep_steps=0)
-seconds = time.process_time() - start
-check(records, workload)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-print(json.dumps({{"seconds": seconds, "peak_gib": peak}}))
-"""
+# The cost of predictions that change the order
+WINDOW_TOKENS = 50
+RATES_RPS = {"well below capacity": 2.9, "at capacity": 3.6, "overload": 4.5}
+SCHEDULERS = ("srtf", "isrtf", "gittins", "elis", "hrrn")
 
 
-def growth(rate_rps: float, sizes: list[int]) -> list[Row]:
-    """Measure seconds and memory against the number of requests, each in a process of its own."""
-    points = [{"requests": n, **fresh_process(GROWTH.format(requests=n, rate=rate_rps))["out"]} for n in sizes]
-    x, y = ([math.log(point[name]) for point in points] for name in ("requests", "seconds"))
-    details = {"points": points, "machine": machine()}
-    rss_name = f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}"
-    return [
-        Row("simulate.growth_exponent", float(np.polyfit(x, y, 1)[0]), "", 1.1, "lower", None, details),
-        Row(rss_name, points[-1]["peak_gib"], "GiB", 4.0, "lower"),
-    ]
+def rerank(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return simulated requests per second of each scheduler over those of first come, first served, paired.
+
+    Without a bound on waiting, the cost of an overload grows with the queue: it is a row of its own.
+    """
+    requests = _predicted(preset("chat-1m").generate(10_000 if quick else 50_000, Poisson(1.0), seed=0))
+    fcfs, found = _unbounded("vllm_v1"), {}
+    for load, rate_rps in RATES_RPS.items():
+        workload = replace(requests, arrival_s=requests.arrival_s / rate_rps)
+        for name in SCHEDULERS:
+            other = _unbounded(name)
+            _, preemptions = _timed(workload, other)
+            pairs = [(_timed(workload, fcfs)[0], _timed(workload, other)[0]) for _ in range(2 if quick else 3)]
+            ratios = [fcfs_s / other_s for fcfs_s, other_s in pairs]
+            found[f"{name}, {load}"] = {
+                "relative_speed": statistics.median(ratios),
+                "range": [min(ratios), max(ratios)],
+                "requests_per_s": len(workload) / statistics.median(other_s for _, other_s in pairs),
+                "preemptions": preemptions,
+            }
+    rows = {}
+    for row, overload in (("lengths.rerank_relative_speed", False), ("lengths.rerank_overload_relative_speed", True)):
+        some = {name: of for name, of in found.items() if name.endswith("overload") == overload}
+        slowest = min(some, key=lambda name: some[name]["relative_speed"])
+        rows[row] = {"value": some[slowest]["relative_speed"], "slowest": slowest, "by_scheduler": some}
+    return rows
+
+
+def _predicted(workload: Workload) -> Workload:
+    """Add remaining lengths predicted in every window, each time with a log-normal error of sigma 0.5."""
+    rng, output = np.random.default_rng(1), workload.output_tokens
+    rows = -(-output // WINDOW_TOKENS)
+    start = np.concatenate([[0], np.cumsum(rows)])
+    so_far = (np.arange(start[-1]) - np.repeat(start[:-1], rows)) * WINDOW_TOKENS
+    remaining = np.maximum(1.0, (np.repeat(output, rows) - so_far) * rng.lognormal(0, 0.5, start[-1]))
+    return replace(workload, predictions=Predictions(WINDOW_TOKENS, start, so_far + remaining, remaining))
+
+
+def _unbounded(scheduler: str) -> Deployment:
+    unbounded = replace(policy.scheduler(scheduler), max_wait_s=math.inf)
+    return deploy("llama-2-70b", "A100-80GB", tp=4, limits=EngineLimits(max_num_seqs=64), scheduler=unbounded)
+
+
+def _timed(workload: Workload, deployment: Deployment) -> tuple[float, int]:
+    """Return the CPU seconds of a simulation and its number of preemptions."""
+    started_s = time.process_time()
+    records = simulate(workload, deployment, keep_steps=0)
+    elapsed_s = time.process_time() - started_s
+    assert np.isfinite(records.requests.finished_s).all(), "every request must finish"
+    return elapsed_s, int(records.requests.preemptions.sum())
 
 
 def main() -> None:
     """Measure and print all figures."""
-    args = arguments(__doc__ or "")
+    args = parser(__doc__).parse_args()
     requests, repeats = (100_000, 3) if args.quick else (1_000_000, 5)
     one = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
     piped = deploy("llama-2-70b", "A100-80GB", tp=4, pp=2, limits=LIMITS)
@@ -103,8 +135,7 @@ def main() -> None:
         speed("simulate.routed64.requests_per_s", many, requests, repeats, 100_000),
         speed("simulate.user_rank.requests_per_s", own, requests, repeats, 100_000),
     ]
-    sizes = [10_000, 100_000, 1_000_000] + [10_000_000] * (not args.quick)
-    show([*rows, *growth(rows[0].details["rate_rps"], sizes)], as_json=args.json)
+    show(rows, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 
     python continuous_batching.py CONFIG [FLAGS]
 
-CONFIG is a folder with a model, or a config.json, of which a model of random weights is made on the device.
-A run is one line of JSON: {"out": file, "arrival_s": [...], "prompt_tokens": [...], "output_tokens": [...],
-"concurrency": null or how many at a time}. Its file holds one JSON object; the line "done" on stdout follows.
-The first line on stdout is "ready" and the engine's facts. Nothing but torch and transformers is needed.
+CONFIG is a model's folder, or a config.json, of which a model of random weights is made on the device. A run is a line
+of JSON: {"out": file, "arrival_s", "prompt_tokens", "output_tokens": [...], "concurrency": null or how many at a time};
+its file gets a JSON object, then stdout the line "done". The first line is "ready" and the engine's facts. Only torch
+and transformers are needed.
 """
 
 import argparse
@@ -155,53 +155,38 @@ class Engine:
     def run(self, desired):
         """What happened to the requests of a run, and its steps; times count from its first moment."""
         self.runs += 1
-        n = len(desired["prompt_tokens"])
-        prompts = [
-            [self.random.randrange(self.vocab // 8, self.vocab) for _ in range(length)]
-            for length in desired["prompt_tokens"]
-        ]
+        prompt, output = desired["prompt_tokens"], desired["output_tokens"]
+        n, most = len(prompt), desired.get("concurrency") or len(prompt)
         names = {f"{self.runs}:{i}": i for i in range(n)}
-        self.steps.rows, self.steps.done = [], {}
-        self.steps.prompts = {name: len(prompts[i]) for name, i in names.items()}
-        rows = [None] * n
-        start_s, sent, ended = now(), 0, 0
-        most = desired.get("concurrency") or n
+        prompts = [[self.random.randrange(self.vocab // 8, self.vocab) for _ in range(length)] for length in prompt]
+        self.steps.rows, self.steps.done, self.steps.prompts = [], {}, dict(zip(names, prompt, strict=True))
+        words = accepted(self.manager.add_request, record_timestamps=True, eos_token_id=-1)
+        rows, sent_s, sent, ended, start_s = [None] * n, [0.0] * n, 0, 0, now()
         deadline_s = [start_s + s for s in desired["arrival_s"]]
-        sent_s = [0.0] * n
         while ended < n:
             while sent < n and sent - ended < most and now() >= deadline_s[sent]:
-                sent_s[sent] = now()
-                self._add(f"{self.runs}:{sent}", prompts[sent], desired["output_tokens"][sent])
+                sent_s[sent] = now() - start_s
+                name = f"{self.runs}:{sent}"
+                self.manager.add_request(prompts[sent], request_id=name, max_new_tokens=output[sent], **words)
                 sent += 1
             waits = sent < n and sent - ended < most
             result = self.manager.get_result(timeout=max(0.0, deadline_s[sent] - now()) if waits else WAIT_S)
             if result is None:
                 if not self.manager.is_running():
                     sys.exit(f"the engine's loop ended: {self.manager.background_thread_status.fatal_error}")
-                continue
-            if result.is_finished() and result.request_id in names:
-                rows[names[result.request_id]] = self._row(result, start_s)
+            elif result.is_finished() and result.request_id in names:
+                rows[names[result.request_id]] = {
+                    "output_tokens": len(result.generated_tokens),
+                    "token_s": [s - start_s for s in (result.timestamps or [])],
+                    "error": result.error,
+                }
                 ended += 1
         return {
             "requests": rows,
-            "sent_s": [s - start_s for s in sent_s],
+            "sent_s": sent_s,
             "end_s": now() - start_s,
             "step_columns": Steps.COLUMNS,
             "steps": [[row[0] - start_s, row[1] - start_s, *row[2:]] for row in self.steps.rows],
-        }
-
-    def _add(self, name, prompt, output_tokens):
-        words = accepted(
-            self.manager.add_request, max_new_tokens=output_tokens, record_timestamps=True, eos_token_id=-1
-        )
-        self.manager.add_request(prompt, request_id=name, **words)
-
-    @staticmethod
-    def _row(result, start_s):
-        return {
-            "output_tokens": len(result.generated_tokens),
-            "token_s": [s - start_s for s in (result.timestamps or [])],
-            "error": result.error,
         }
 
 
@@ -209,21 +194,16 @@ def metadata(given, engine):
     """What runs: versions, device, limits."""
     cuda = given.device != "cpu"
     limits = getattr(engine.manager, "continuous_batching_config", None) if cuda else None
+    names = ("dtype", "scheduler", "batch_tokens", "seqs", "blocks", "block_size")
     found = {
         "engine": f"transformers {transformers.__version__} continuous batching",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         "attention": engine.attention,
-        "dtype": given.dtype,
-        "scheduler": given.scheduler,
-        "batch_tokens": given.batch_tokens,
-        "seqs": given.seqs,
-        "blocks": given.blocks,
-        "block_size": given.block_size,
         "threads": torch.get_num_threads(),
     }
-    return found | ({"resolved": str(limits)} if limits else {})
+    return found | {name: getattr(given, name) for name in names} | ({"resolved": str(limits)} if limits else {})
 
 
 def main():

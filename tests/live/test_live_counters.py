@@ -46,11 +46,8 @@ def model(tmp_path_factory, engine_python, torch):
 def deployment(model):
     """Priced by the roofline."""
     import _circle
-    import _device
 
-    limits = _circle.Setting("wide", 16, 512).limits(512, 32)
-    limits = replace(limits, weight_dtype="float32", kv_dtype="float32")
-    return _circle.deployment_of(str(model / "config.json"), _device.this_thread(), limits, 256)
+    return _circle.Setting("wide", 16, 512).deployment(str(model / "config.json"), _circle.this_thread(), 512, 256)
 
 
 @pytest.fixture(scope="module")

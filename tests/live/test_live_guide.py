@@ -126,9 +126,9 @@ def parts() -> tuple[list[str], list[str], list[str]]:
 
 def write_device(path: Path) -> None:
     """One thread of this machine as the guide says: described like a GPU, in a file of its own."""
-    import _device
+    import _circle
 
-    spec = _device.this_thread()
+    spec = _circle.this_thread()
     keys = ("memory_bytes", "bandwidth_bytes_per_s", "tdp_w", "idle_w", "price_per_hour_usd", "price_source", "source")
     lines = [f"[{json.dumps(spec.name)}]", f"peak_flops = {{ float32 = {spec.peak_flops['float32']} }}"]
     path.write_text("\n".join([*lines, *(f"{key} = {json.dumps(getattr(spec, key))}" for key in keys), ""]))

@@ -27,13 +27,11 @@ def deployment(tmp_path_factory):
     import json
 
     import _circle
-    import _device
     import gpu_campaign
 
     config = tmp_path_factory.mktemp("transformers") / "tiny.json"
     config.write_text(json.dumps(gpu_campaign.TINY))
-    limits = replace(_circle.Setting("live", 16, 256).limits(512, 32), weight_dtype="float32", kv_dtype="float32")
-    return _circle.deployment_of(str(config), _device.this_thread(), limits, 256), config
+    return _circle.Setting("live", 16, 256).deployment(str(config), _circle.this_thread(), 512, 256), config
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +82,7 @@ def test_every_request_is_answered_to_the_token_and_every_step_is_seen(measured,
 
 
 @pytest.fixture(scope="module")
-def told(deployment, profiled, measured):
+def report(deployment, profiled, measured):
     """Errors at the load that was held out, by run: calibrated to the two others, and by the plain roofline."""
     import _circle
 

@@ -48,12 +48,11 @@ def model(tmp_path_factory, engine_python, torch):
 def deployments(model):
     """By setting, priced by the roofline."""
     import _circle
-    import _device
 
     found = {}
     for name, of in SEATS.items():
-        limits = replace(_circle.Setting(name, *of).limits(512, 32), weight_dtype="float32", kv_dtype="float32")
-        found[name] = _circle.deployment_of(str(model / "config.json"), _device.this_thread(), limits, 256)
+        setting, thread = _circle.Setting(name, *of), _circle.this_thread()
+        found[name] = setting.deployment(str(model / "config.json"), thread, 512, 256)
     return found
 
 

@@ -57,22 +57,25 @@ def test_a_timed_calibration_says_what_it_looked_at_and_for(modules, notes, mask
     assert modules.additional(found, object()) == "a log of steps"
 
 
-def test_the_figure_is_the_slowest_by_the_clock(modules):
-    cases = {"busy": {"cpu_s": 3.0, "wall_s": 9.0}, "isolated": {"cpu_s": 5.0, "wall_s": 5.0}}
-    found = modules.times_row(cases)
-    assert (found["value"], found["details"]["slowest"]) == (9.0, "busy")
-    assert found["details"]["cases"]["busy"]["cpu_s"] == 3.0
+def test_the_figure_is_the_slowest_by_the_clock(modules, monkeypatch):
+    timed = iter([{"cpu_s": 3.0, "wall_s": 9.0}, {"cpu_s": 5.0, "wall_s": 5.0}, {"cpu_s": 1.0, "wall_s": 1.0}])
+    monkeypatch.setattr(modules, "timed", lambda _: next(timed))
+    for name in ("planted_case", "saved_case"):
+        monkeypatch.setattr(modules, name, lambda *_: None)
+    found = modules.times(Path(), quick=False)["calibrate_300_s"]
+    assert (found["value"], found["details"]["slowest"]) == (9.0, "simulated, with counters")
+    assert found["details"]["cases"]["vLLM on a CPU"]["cpu_s"] == 5.0
 
 
-def told(of_counters, *off: float):
-    return [of_counters.Report(x, x - 0.05, x + 0.05) for x in off]
+def reports(*off: float):
+    return [(x, x - 0.05, x + 0.05) for x in off]
 
 
 def test_errors_are_means_over_runs_by_input(modules):
     each = {
-        "requests": told(modules, 0.10, -0.12, 0.11, 0.13),
-        "counters": told(modules, 0.02, 0.04, -0.03, 0.05),
-        "log": told(modules, 0.05, -0.01, 0.06, 0.01),
+        "requests": reports(0.10, -0.12, 0.11, 0.13),
+        "counters": reports(0.02, 0.04, -0.03, 0.05),
+        "log": reports(0.05, -0.01, 0.06, 0.01),
     }
     runs = [{kind: {"work": of_kind[k]} for kind, of_kind in each.items()} for k in range(4)]
     row = modules.counters_row("work", runs, 1.3)

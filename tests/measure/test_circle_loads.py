@@ -12,7 +12,6 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # what is benchmarked is what is tested
 
 import _circle
-from _turns import Turn
 
 TOKEN_S, SEATS = 0.02, 8
 
@@ -75,7 +74,7 @@ def test_a_turn_measures_the_capacity_before_its_loads():
         asked.append(workload)
         return served(workload, prompt_s=0.1)
 
-    turn = Turn(_circle.Setting("s", SEATS, 64), bench, lambda _: None, _circle.Lengths(), 10.0, 30.0)
+    turn = _circle.Turn(_circle.Setting("s", SEATS, 64), bench, lambda _: None, _circle.Lengths(), 10.0, 30.0)
     turn.warm()
     turn.run("half", 0)
     told = turn.run("high", 0).measured.metadata["capacity_tokens_s"]

@@ -37,7 +37,7 @@ def test_a_watched_run_keeps_its_deployment_and_is_refused_for_another(modules, 
     log.write_text("")
     requests = Workload(np.zeros(2), np.array([8, 8]), np.array([4, 4]))
     with ScriptedServer(Script()) as server:
-        watched = vllm.Watched(server.url, "toy", log, os.getpgid(0), {}, tmp_path, deployment=circle.facts_of(served))
+        watched = vllm.Watched(server.url, "toy", log, os.getpgid(0), tmp_path, deployment=circle.facts_of(served))
         run = watched.bench(requests)
     assert unknown_origin([run], ["one"], served) == ""
     assert origin_warnings(run, served) == []

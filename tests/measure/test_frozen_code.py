@@ -14,7 +14,7 @@ import pytest
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 try:
-    _frozen = importlib.import_module("_frozen")
+    _harness = importlib.import_module("_harness")
 finally:
     sys.path.remove(BENCHMARKS)
 
@@ -25,23 +25,23 @@ def root(tmp_path, monkeypatch):
     file = tmp_path / "src/lengthwise/engine/a.py"
     file.parent.mkdir(parents=True)
     file.write_text("one")
-    monkeypatch.setattr(_frozen, "ROOT", tmp_path)
+    monkeypatch.setattr(_harness, "ROOT", tmp_path)
     return tmp_path
 
 
 def test_runs_are_of_frozen_code_while_its_content_is_the_same(root):
-    measured = _frozen.of_measuring()
-    assert _frozen.metadata(measured) == measured | _frozen.making() | {"frozen": True}
+    measured = _harness.of_measuring()
+    assert _harness.origin(measured) == measured | _harness.making() | {"frozen": True}
     (root / "src/lengthwise/engine/a.py").write_text("other")
-    found = _frozen.metadata(measured)
+    found = _harness.origin(measured)
     assert (found["frozen"], found["code_sha256"] == measured["measured_code_sha256"]) == (False, False)
 
 
 def test_runs_without_a_hash_of_their_code_are_not_frozen(root):
     (root / "device.json").write_text(json.dumps({"measured_at": "2026-03-01T10:00:00+00:00"}))
-    measured = _frozen.measured_by(root)
+    measured = _harness.measured_by(root)
     assert measured == {"measured_at": "2026-03-01T10:00:00+00:00", "measured_code_sha256": None}
-    assert _frozen.metadata(measured)["frozen"] is False
+    assert _harness.origin(measured)["frozen"] is False
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_runs_without_a_hash_of_their_code_are_not_frozen(root):
         ("src/lengthwise/metrics/columns.py", True),
         ("src/lengthwise/measure/calibrate/_fit.py", True),
         ("src/lengthwise/cost/data/hosts.toml", True),
-        ("benchmarks/_circle_rows.py", True),
+        ("benchmarks/_intervals.py", True),
         ("benchmarks/_live.py", True),
-        ("benchmarks/_device.py", True),
+        ("benchmarks/_circle.py", True),
         ("benchmarks/engines/continuous_batching.py", True),
         ("src/lengthwise/_jit.py", True),
         ("src/lengthwise/backend/openai_protocol.py", True),
@@ -69,15 +69,15 @@ def test_runs_without_a_hash_of_their_code_are_not_frozen(root):
     ],
 )
 def test_all_that_decides_over_an_error_counts_and_nothing_else(root, path, counts):
-    before = _frozen.code_sha256()
+    before = _harness.code_sha256()
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text("new")
-    assert (_frozen.code_sha256() != before) is counts
+    assert (_harness.code_sha256() != before) is counts
 
 
 def test_what_is_named_as_code_is_there():
-    for of in _frozen.CODE:
-        assert list(_frozen.ROOT.glob(of)), of
+    for of in _harness.CODE:
+        assert list(_harness.ROOT.glob(of)), of
 
 
 def test_no_part_of_a_campaign_is_forgotten():
@@ -87,10 +87,10 @@ def test_no_part_of_a_campaign_is_forgotten():
         name = ahead.pop()
         if name not in told:
             told.add(name)
-            words = ast.parse((_frozen.ROOT / "benchmarks" / f"{name}.py").read_text("utf-8"))
-            ahead += [one for one in imported(words) if (_frozen.ROOT / "benchmarks" / f"{one}.py").exists()]
-    known = {path.stem for path in _frozen.files()}
-    assert told - known == {"_frozen", "_harness"}
+            words = ast.parse((_harness.ROOT / "benchmarks" / f"{name}.py").read_text("utf-8"))
+            ahead += [one for one in imported(words) if (_harness.ROOT / "benchmarks" / f"{one}.py").exists()]
+    known = {path.stem for path in _harness.code_files()}
+    assert told - known == {"_harness"}
 
 
 def imported(words: ast.Module) -> set[str]:
@@ -100,7 +100,7 @@ def imported(words: ast.Module) -> set[str]:
 
 
 def test_the_committed_rows_record_their_code():
-    saved = _frozen.ROOT / "benchmarks" / "results" / "fidelity.json"
+    saved = _harness.ROOT / "benchmarks" / "results" / "fidelity.json"
     rows = list(map(json.loads, saved.read_text("utf-8").splitlines()))
     live = [row for row in rows if row["name"].startswith("fidelity.live")]
     assert len(live) > 10
@@ -111,5 +111,5 @@ def test_the_committed_rows_record_their_code():
 
 
 def test_no_page_names_a_commit_that_may_be_nowhere():
-    readme = (_frozen.ROOT / "benchmarks" / "results" / "live" / "README.md").read_text("utf-8")
+    readme = (_harness.ROOT / "benchmarks" / "results" / "live" / "README.md").read_text("utf-8")
     assert not re.findall(r"\(([0-9a-f]{7,40})\)", readme)

@@ -18,8 +18,8 @@ sys.path.append(str(BENCHMARKS))  # what is benchmarked is what is tested
 
 import _circle  # noqa: E402
 import _continuous  # noqa: E402
-import _gpu  # noqa: E402
 import fidelity  # noqa: E402
+import gpu_campaign  # noqa: E402
 
 READY = "import sys, time\nprint('ready {}', flush=True)\n"
 
@@ -86,14 +86,13 @@ class Served:
         return _continuous.measured(told, workload, {})
 
 
-def loads(served, monkeypatch, **words):
+def loads(served, monkeypatch, repeats=2):
+    """The names of the runs that a turn had time for, and what was said."""
     monkeypatch.setattr(_circle.time, "monotonic", lambda: served.now)
     said, kept = [], []
-    sizes = {"static_n": 40, "seconds": 25.0, "repeats": 2, "least": 16} | words
-    setting = _circle.Setting("s", 8, 64)
-    _circle.measure_loads(
-        served.run, setting, _circle.Lengths(), on_run=kept.append, say=said.append, left_s=served.left_s, **sizes
-    )
+    sizes = {"static_s": 4.0, "seconds": 25.0, "least": 16, "left_s": served.left_s}
+    turn = _circle.Turn(_circle.Setting("s", 8, 64), served.run, kept.append, _circle.Lengths(), **sizes)
+    _circle.in_turns([turn], repeats, said.append)
     return [run.name for run in kept], said
 
 
@@ -101,36 +100,36 @@ def test_loads_of_a_slow_engine_last_as_long_as_they_may_not_as_many_requests_as
     served = Served(rate_rps=2.5, budget_s=1e6)
     names, _ = loads(served, monkeypatch)
     assert len(names) == 6
-    half = served.requested[1]
-    assert len(half) == pytest.approx(0.5 * 2.5 * 25, rel=0.2)  # of 40 lengths
+    half = served.requested[4]
+    assert len(half) == pytest.approx(0.5 * 2.5 * 25, rel=0.2)  # of as many lengths
     assert half.arrival_s[-1] < 40
 
 
 def test_repeats_that_the_time_does_not_allow_are_left_out_and_said(monkeypatch):
-    served = Served(rate_rps=10.0, budget_s=62.0)
+    served = Served(rate_rps=10.0, budget_s=70.0)
     names, said = loads(served, monkeypatch)
     assert names[:3] == ["s-static-0", "s-half-0", "s-high-0"]
     assert len(names) < 6
-    assert served.now < 62.0 + 3
+    assert served.now < 70.0 + 3
     assert any("s-high-1 left out" in line and "s are left" in line for line in said)
 
 
 def test_first_runs_share_the_time_that_there_is(monkeypatch):
-    served = Served(rate_rps=10.0, budget_s=24.0)
+    served = Served(rate_rps=10.0, budget_s=44.0)
     names, _ = loads(served, monkeypatch, repeats=1)
     assert names == ["s-static-0", "s-half-0", "s-high-0"]
-    assert served.now < 24.0 + 3
+    assert served.now < 44.0 + 3
 
 
 def test_model_is_chosen_by_the_memory_that_is_free():
-    plans = [_gpu.BIG, _gpu.MIDDLE]
-    assert 26e9 < _gpu.BIG.needs_bytes < 32e9
-    assert _gpu.fitting(plans, 139e9) is _gpu.BIG
-    assert _gpu.fitting(plans, 22e9) is _gpu.MIDDLE
-    assert _gpu.fitting(plans, 4e9) is None
+    plans = [gpu_campaign.BIG, gpu_campaign.MIDDLE]
+    assert 26e9 < gpu_campaign.BIG.needs_bytes < 32e9
+    assert gpu_campaign.fitting(plans, 139e9) is gpu_campaign.BIG
+    assert gpu_campaign.fitting(plans, 22e9) is gpu_campaign.MIDDLE
+    assert gpu_campaign.fitting(plans, 4e9) is None
 
 
-@pytest.mark.parametrize("plan", [_gpu.BIG, _gpu.MIDDLE, _gpu.SMALL], ids=lambda p: p.name)
+@pytest.mark.parametrize("plan", [gpu_campaign.BIG, gpu_campaign.MIDDLE, gpu_campaign.SMALL], ids=lambda p: p.name)
 def test_memory_that_a_plan_needs_is_more_than_its_weights(plan):
     from lengthwise import catalog
 
@@ -144,9 +143,9 @@ def asked(**words):
 
 
 def test_machine_that_lacks_modules_is_told_all_of_them(monkeypatch):
-    monkeypatch.setattr(_gpu, "NEEDED", ("numpy", "no_such_module", "nor_this"))
-    with pytest.raises(_gpu.UnfitError, match=r"needs no_such_module, nor_this in .*pip install"):
-        _gpu.chosen(asked(device="cpu"))
+    monkeypatch.setattr(gpu_campaign, "NEEDED", ("numpy", "no_such_module", "nor_this"))
+    with pytest.raises(gpu_campaign.UnfitError, match=r"needs no_such_module, nor_this in .*pip install"):
+        gpu_campaign.chosen(asked(device="cpu"))
 
 
 def torch_that_sees(monkeypatch, gpus):
@@ -156,27 +155,27 @@ def torch_that_sees(monkeypatch, gpus):
 
 def test_machine_without_a_gpu_is_told_that_before_anything_that_could_be_installed(monkeypatch):
     torch_that_sees(monkeypatch, gpus=0)
-    monkeypatch.setattr(_gpu, "NEEDED", ("no_such_module",))
-    with pytest.raises(_gpu.UnfitError, match="no CUDA GPU"):
-        _gpu.chosen(asked(engine_python=sys.executable))
+    monkeypatch.setattr(gpu_campaign, "NEEDED", ("no_such_module",))
+    with pytest.raises(gpu_campaign.UnfitError, match="no CUDA GPU"):
+        gpu_campaign.chosen(asked(engine_python=sys.executable))
     torch_that_sees(monkeypatch, gpus=1)
-    with pytest.raises(_gpu.UnfitError, match="needs no_such_module in"):
-        _gpu.chosen(asked())
+    with pytest.raises(gpu_campaign.UnfitError, match="needs no_such_module in"):
+        gpu_campaign.chosen(asked())
 
 
 def test_machine_without_torch_is_told_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(_gpu.UnfitError, match="needs torch, which does not import in"):
-        _gpu.chosen(asked(engine_python=sys.executable))
+    with pytest.raises(gpu_campaign.UnfitError, match="needs torch, which does not import in"):
+        gpu_campaign.chosen(asked(engine_python=sys.executable))
 
 
 @pytest.fixture
 def section(monkeypatch, tmp_path):
     """The benchmark's section gpu, of which the campaign is a script of the test's own."""
-    monkeypatch.setattr(_gpu, "CAMPAIGN", tmp_path / "campaign.py")
+    monkeypatch.setattr(gpu_campaign, "CAMPAIGN", tmp_path / "campaign.py")
 
     def rows(code=""):
-        _gpu.CAMPAIGN.write_text("import pathlib, sys\nout = pathlib.Path(sys.argv[2])\n" + code)
+        gpu_campaign.CAMPAIGN.write_text("import pathlib, sys\nout = pathlib.Path(sys.argv[2])\n" + code)
         return fidelity.SECTIONS.rows("gpu", Path(), quick=True)
 
     return rows
@@ -195,7 +194,7 @@ def test_benchmark_skips_its_gpu_with_the_reason(section, monkeypatch, gpus):
 def test_benchmark_keeps_what_a_whole_campaign_writes(section, monkeypatch, tmp_path):
     """Profile and records are data that others can look at; of the quick look nothing is kept."""
     torch_that_sees(monkeypatch, gpus=1)
-    monkeypatch.setattr(_gpu, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(gpu_campaign, "RESULTS", tmp_path / "results")
     told = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03}'
     code = (
         f"out.mkdir(exist_ok=True)\n(out / 'profile.parquet').write_text('x')\n(out / 'rows.json').write_text({told!r})"
@@ -216,9 +215,9 @@ def test_benchmark_takes_the_campaign_s_rows_where_there_is_a_gpu(section, monke
 
 
 def test_budget_has_a_last_part_for_what_follows_the_measuring():
-    clock = _gpu.Clock(470.0)
+    clock = gpu_campaign.Clock(470.0)
     assert 400 < clock.to_measure_s() < clock.left_s() <= 470
-    assert _gpu.Clock(0.0).to_measure_s() == 0
+    assert gpu_campaign.Clock(0.0).to_measure_s() == 0
 
 
 def test_campaign_imports_no_more_than_it_names():
@@ -230,7 +229,7 @@ class Without:
     def find_spec(self, name, path=None, target=None):
         return None if name.split(".")[0] in BLOCKED else PathFinder.find_spec(name, path, target)
 sys.meta_path[:] = [Without() if one is PathFinder else one for one in sys.meta_path]
-import gpu_campaign, _circle, _circle_rows, _continuous, _device
+import gpu_campaign, _live
 from lengthwise import simulate, deploy
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import write_profile
@@ -256,6 +255,6 @@ def test_campaign_ends_itself_whatever_it_is_doing():
 def test_checkout_that_is_not_installed_tells_its_version():
     import importlib.metadata
 
-    folder = _gpu.as_installed(BENCHMARKS.parent)
+    folder = gpu_campaign.as_installed(BENCHMARKS.parent)
     (found,) = importlib.metadata.distributions(name="lengthwise", path=[folder])
     assert found.version == importlib.metadata.version("lengthwise")

@@ -51,7 +51,7 @@ def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, setti
     rows = saved(prefix)
     assert rows.keys() == live._circle.METRICS.keys()
     told = {
-        metric: live._circle_rows.by_load({name: of[metric] for name, of in errors.items()}, split.held_out, metric)
+        metric: live._circle.by_load({name: of[metric] for name, of in errors.items()}, split.held_out, metric)
         for metric in rows
     }
     moved = list(otherwise(rows, told))

@@ -17,8 +17,8 @@ from lengthwise.engine import simulate
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 try:
-    _brackets, _intervals, _silicon_argonne, _silicon_rows = map(
-        importlib.import_module, ("_brackets", "_intervals", "_silicon_argonne", "_silicon_rows")
+    _brackets, _intervals, _silicon_argonne, _silicon = map(
+        importlib.import_module, ("_brackets", "_intervals", "_silicon_argonne", "_silicon")
     )
 finally:
     sys.path.remove(BENCHMARKS)
@@ -26,7 +26,7 @@ finally:
 
 def bracket(measured, low=0.5, high=2.0, gpu="x"):
     of = {"model": "m", "gpu": gpu}
-    return _brackets.Bracket("ttft", of, measured, 1.0, low, high)
+    return _brackets.Bracket("ttft", of, _intervals.Interval(measured, 1.0, low, high))
 
 
 def test_coverage_counts_what_lies_within_and_on_which_side_the_rest_fell():
@@ -39,7 +39,7 @@ def point(model="llama-3.1-70b", gpu="H100", clients=8, ttft_s=0.1):
     cut = {"tp": 4, "dp": 1, "moe_tp": 1, "ep": 1}
     load = {"isl": 512, "osl": 32, "concurrency": clients, "ttft_s": ttft_s, "tpot_s": 0.01}
     of = {"id": "", "backend": "vllm", "dtype": "fp8", "source": "inferencemax", "measured": ""}
-    return _silicon_rows.Point(model=model, gpu=gpu, **cut, **load, **of)
+    return _silicon.Point(model=model, gpu=gpu, **cut, **load, **of)
 
 
 def test_the_spread_is_fitted_on_a_half_that_shares_no_pair_with_the_other():
@@ -54,7 +54,7 @@ def test_the_least_spread_is_that_whose_interval_just_holds_the_point():
     late = point(ttft_s=0.5)
     needed = _brackets.least(late, host)
     deployment = _brackets.deployed(late, "roofline", host)
-    requests = _silicon_rows.loop_of(late).workload()
+    requests = _silicon.loop_of(late).workload()
     ends = [
         _brackets.interval(
             lambda one: list(_brackets.means(simulate(requests, one, keep_steps=0))),

@@ -54,15 +54,3 @@ def test_what_was_not_told_is_counted_apart():
 )
 def test_the_exact_interval_is_that_of_clopper_and_pearson(hits, n, ends):
     assert _intervals.exact_interval(hits, n) == pytest.approx(ends, abs=1e-4)
-
-
-def test_widths_are_of_what_the_runs_told_and_stand_beside_how_far_off_values_are():
-    planted = _planted.PLANTED["work"]
-    told = [
-        *found(work=(0.8 * planted, 1.2 * planted, True)).parameters,
-        *found(work=(planted, 3.0 * planted, True)).parameters,
-        *found(client=(0.5, 2.0, True)).parameters,
-    ]
-    widths = _planted.widths(told)
-    assert widths["work"] == {"n": 2, "times": 2.25, "widest": 3.0, "off": pytest.approx(1 - 1 / planted, abs=1e-4)}
-    assert widths["client"] == {"n": 1, "times": 4.0, "widest": 4.0, "off": 0.0}

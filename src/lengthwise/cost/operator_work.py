@@ -75,7 +75,7 @@ class Curves:
     stream: StreamCurve = StreamCurve()
     prefill: PrefillCurve = PrefillCurve()
     decode: DecodeCurve = DecodeCurve()
-    # Routing is uneven: T tokens hit as many experts as T**0.96 uniformly routed ones (benchmarks/_silicon_fit.py).
+    # Routing is uneven: T tokens hit as many experts as T**0.96 uniformly routed ones (benchmarks/_silicon.py).
     routing_power: float = 0.96
 
 

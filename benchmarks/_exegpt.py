@@ -1,30 +1,147 @@
-"""Gains over FasterTransformer and other systems (Figures 6, 7, 8 and 10), Table 6, and drift (Figure 11)."""
+"""ExeGPT's evaluation: its models, clusters and tasks, gains over FasterTransformer and other systems, and drift."""
 
-from __future__ import annotations
-
-import gzip
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
-import _exegpt_scenarios as ex
 import numpy as np
+from _harness import json_lines
+from _texts import lines
 
+from lengthwise import catalog, schedule
 from lengthwise.catalog import weight_bytes
 from lengthwise.config.workload import read_trace
 from lengthwise.schedule import Assumptions, Controls, Estimator, Strategy, TaskLengths, drift
 from lengthwise.schedule.baselines import SYSTEMS, curve
 from lengthwise.schedule.length_drift import MARGINS, MOVES, moments, moved
 from lengthwise.schedule.search_space import row_of
+from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import estimated_tokens
-from lengthwise.statistics import t_quantile
+from lengthwise.statistics import t_half_width
+
+NODES = {"A40": ("A40", "pcie4-8"), "A100": ("A100-80GB", "dgx-a100")}
+"""Cluster to (GPU, node); the paper's A40s are joined by 100 Gb/s, its A100s by 8 x 200 Gb/s a node."""
+TASKS = ("s", "t", "g", "c1", "c2")
+BOUNDS = ("10 %", "30 %", "70 %", "none")
+WAA = (Strategy.WAA_C, Strategy.WAA_M)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model on a number of GPUs of a cluster."""
+
+    model: str
+    cluster: str
+    gpus: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.cluster.lower()}"
+
+
+T5, OPT = Served("t5-11b", "A40", 8), Served("opt-13b", "A40", 4)
+GPT39, GPT101 = Served("gpt-3-39b", "A40", 16), Served("gpt-3-101b", "A100", 16)
+GPT175, GPT175_A100 = Served("gpt-3-175b", "A40", 32), Served("gpt-3-175b", "A100", 16)
+GPT341 = Served("gpt-3-341b", "A40", 48)
+SERVED = (T5, OPT, GPT39, GPT101, GPT175, GPT175_A100, GPT341)
+SMALL_MID = tuple((served, task) for served in (T5, OPT, GPT39, GPT101) for task in ("s", "t", "c1"))
+LARGE = tuple((served, task) for served in (GPT101, GPT175, GPT175_A100, GPT341) for task in ("g", "c1", "c2"))
+"""Models and tasks of sections 7.3 and 7.4; section 7.4 does not name the cluster of GPT-3 175B."""
+EVERYTHING = tuple((served, task) for served in SERVED for task in TASKS if (served, task) != (T5, "c2"))
+"""Every model and task; T5 takes no prompt of 1,024 tokens."""
+
+
+@lru_cache(maxsize=1)
+def _tables(served: Served) -> tuple:
+    gpu, node = NODES[served.cluster]
+    cluster = schedule.Cluster(catalog.gpu(gpu), catalog.node(node), served.gpus)
+    model = catalog.model(served.model)
+    return cluster, model, schedule.cluster_tables(model, cluster, schedule.tensor_degrees(model, cluster))
+
+
+def estimator(served: Served, task: str | schedule.TaskLengths, **options: Any) -> Estimator:
+    """Return the estimator of a task, by its letter or as lengths; ``options`` as Estimator takes them."""
+    lengths = schedule.TaskLengths.from_preset(f"exegpt-{task}") if isinstance(task, str) else task
+    return Estimator(lengths, *_tables(served), **options)
+
+
+def planner(of: Estimator, strategies: Sequence[Strategy] = tuple(Strategy)) -> schedule.Planner:
+    """Return the planner over all schedules of the strategies at all degrees."""
+    return schedule.Planner(of, tuple(of.setting.tables), strategies)
+
+
+def chosen(plan: schedule.Planner, bound_s: float, **options: bool) -> schedule.Choice | None:
+    """Return the choice under a bound; None: no schedule meets it."""
+    try:
+        choice = plan.best(bound_s, **options)
+    except ScheduleError:
+        return None
+    assert choice.row.latency_high_s <= bound_s
+    return choice
+
+
+def best_by_strategy(choice: schedule.Choice | None) -> dict[str, ScheduleRow | None]:
+    """Return the best schedule of each strategy over all degrees, of a choice that was searched separately."""
+    sides = [side for side in (choice.sides if choice else ()) if side.best]
+    best = {side.strategy: side.best for side in sorted(sides, key=lambda side: side.best.throughput_rps)}
+    return {strategy.value: best.get(strategy.value) for strategy in Strategy}
+
+
+@dataclass(frozen=True)
+class FasterTransformer:
+    """Static batches: a bound limits the task's longest output, a batch ends with its own longest one."""
+
+    static: schedule.StaticBatches
+    rps: np.ndarray
+
+    def best(self, bound_s: float) -> tuple[float, ScheduleRow] | None:
+        """Return (requests per second, batch) of the highest throughput that meets a bound."""
+        pairs = zip(self.rps.tolist(), self.static.rows, strict=True)
+        good = [(rps, row) for rps, row in pairs if row.latency_s <= bound_s]
+        return max(good, key=lambda pair: pair[0], default=None)
+
+    def bounds_s(self) -> tuple[float, ...]:
+        quantiles = self.static.bounds_s()
+        return (*quantiles, math.inf) if quantiles else ()
+
+
+def faster_transformer(of: Estimator) -> FasterTransformer:
+    """Return its batches.
+
+    Every iteration takes the mean over the iterations of the task's longest output, slightly too much.
+    """
+    static, setting = schedule.static_batches(of), of.setting
+    log_cdf = np.log(np.maximum(np.cumsum(setting.task.output_pmf)[:-1], 1e-300))
+    rps = []
+    for row in static.rows:
+        longest = (1 - np.exp(row.prefill_batch * log_cdf)).sum()  # mean maximum of a batch
+        steps = longest - setting.assumptions.encode_output_tokens
+        rps.append(row.prefill_batch / (row.encode_s + row.decode_s * steps))
+    return FasterTransformer(static, np.array(rps))
+
+
+def as_deployed(of: Estimator, row: ScheduleRow) -> schedule.Estimates:
+    """Estimate a schedule with the GPU split that was planned, for other lengths."""
+    strategy = Strategy(row.strategy)
+    steps = min(row.decode_steps, of.setting.task.max_output_tokens)
+    parts = None if strategy is Strategy.RRA else row.micro_batches
+    controls = schedule.Controls(strategy, row.prefill_batch, steps, parts, row.tp, row.tp_groups)
+    return of.estimate([controls], np.array([row.encode_gpus]))
+
+
+def summary_of(row: ScheduleRow | None) -> dict[str, Any] | None:
+    """Return a schedule as rows save it."""
+    if row is None:
+        return None
+    numbers = {"rps": row.throughput_rps, "latency_s": row.latency_s, "constrained_latency_s": row.latency_high_s}
+    return {"words": row.words} | {name: float(f"{value:.5g}") for name, value in numbers.items()}
+
 
 Cell = Mapping[str, Any]
 Lengths = tuple[np.ndarray, np.ndarray]
@@ -46,7 +163,7 @@ def _mean(some: Sequence[float]) -> float:
 # Figures 6 and 8: every model and task under four bounds
 def figures(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per model and task, and the mean gains over the paper's sets of them."""
-    wanted = [(ex.OPT, "s"), (ex.OPT, "t")] if quick else ex.EVERYTHING
+    wanted = [(OPT, "s"), (OPT, "t")] if quick else EVERYTHING
     found = {pair: _cells(*pair) for pair in wanted}
     rows = {
         f"exegpt.figure.{served.name}.{task}": _mean_gain(cells) | {"cells": cells}
@@ -54,35 +171,34 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
     }
     if quick:
         return rows
-    sets = {"small_mid": ex.SMALL_MID, "large": ex.LARGE, "all": tuple(dict.fromkeys((*ex.SMALL_MID, *ex.LARGE)))}
-    for name, pairs in sets.items():
-        cells = [cell for pair in pairs for cell in found[pair]]
-        met = [cell for cell in cells if cell["gain"]]
+    for name, pairs in {"small_mid": SMALL_MID, "large": LARGE, "all": {*SMALL_MID, *LARGE}}.items():
+        cells = [cell for pair in found if pair in pairs for cell in found[pair]]
+        gains, met = _gains(cells), [cell for cell in cells if cell["gain"]]
         rows[f"exegpt.gain_{name}"] = _mean_gain(cells) | {
-            "geometric_mean": geometric_mean(_gains(cells)),
-            "min": min(_gains(cells)),
-            "max": max(_gains(cells)),
+            "geometric_mean": geometric_mean(gains),
+            "min": min(gains),
+            "max": max(gains),
             "if_batches_ran_to_the_longest_output": fmean(
                 cell["gain"] * cell["ft"]["rps"] / cell["ft_task_longest_rps"] for cell in met
             ),
-            "by_bound": {bound: fmean(_gains(cell for cell in cells if cell["bound"] == bound)) for bound in ex.BOUNDS},
+            "by_bound": {bound: fmean(_gains(cell for cell in cells if cell["bound"] == bound)) for bound in BOUNDS},
         }
     return rows
 
 
 def _cells(served, task: str) -> list[dict[str, Any]]:
     """Return for each bound FasterTransformer's best, each strategy's best, and the gain of the best of them."""
-    of = ex.estimator(served, task)
-    ft, plan, cells = ex.faster_transformer(of), ex.planner(of), []
-    for bound, bound_s in zip(ex.BOUNDS, ft.bounds_s(), strict=False):
-        choice, other = ex.chosen(plan, bound_s, separately=True), ft.best(bound_s)
+    of = estimator(served, task)
+    ft, plan, cells = faster_transformer(of), planner(of), []
+    for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=False):
+        choice, other = chosen(plan, bound_s, separately=True), ft.best(bound_s)
         assert other is not None  # bounds are quantiles of its latencies
         cells.append({
             "bound": bound,
-            "bound_s": ex.finite(bound_s),
+            "bound_s": bound_s,
             "ft": {"rps": other[0], "batch": other[1].prefill_batch, "constrained_latency_s": other[1].latency_s},
             "ft_task_longest_rps": ft.static.best(bound_s).throughput_rps,
-            "strategies": {name: ex.summary_of(row) for name, row in ex.best_by_strategy(choice).items()},
+            "strategies": {name: summary_of(row) for name, row in best_by_strategy(choice).items()},
             "won": choice.row.strategy if choice else None,
             "gain": (choice.row.throughput_rps if choice else 0.0) / other[0],
         })  # fmt: skip
@@ -95,11 +211,11 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for batch in (4, 8, 16, 32):
         gains = {}
-        for served, task in ex.LARGE[:1] if quick else ex.LARGE:
-            of = ex.estimator(served, task)
-            ft = ex.faster_transformer(of)
+        for served, task in LARGE[:1] if quick else LARGE:
+            of = estimator(served, task)
+            ft = faster_transformer(of)
             bound_s = next(row.latency_s for row in ft.static.rows if row.prefill_batch == batch)
-            choice = ex.chosen(ex.planner(of), bound_s)
+            choice = chosen(planner(of), bound_s)
             gains[f"{served.name}, {task}"] = choice.row.throughput_rps / ft.best(bound_s)[0] if choice else 0.0
         cells = [{"gain": gain} for gain in gains.values()]
         rows[f"exegpt.tight.batch_{batch}"] = _mean_gain(cells) | {"gains": gains}
@@ -117,25 +233,25 @@ TABLE6 = (  # bound, strategy, B_E, N_D, degree, latency, requests per second; t
 
 def table6(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per bound: the choice, and the best of the schedules that the paper's may mean."""
-    of = ex.estimator(ex.OPT, "s")
-    plan = ex.planner(of)
-    literal = ex.estimator(ex.OPT, "s", assumptions=Assumptions(paper_completions=True, encode_output_tokens=0))
+    of = estimator(OPT, "s")
+    plan = planner(of)
+    literal = estimator(OPT, "s", assumptions=Assumptions(paper_completions=True, encode_output_tokens=0))
 
     def best(of, schedules: list[Controls]) -> dict[str, Any] | None:
         got = of.estimate(schedules)
         index = int(np.argmax(got.throughput_rps))
-        return ex.summary_of(row_of(schedules[index], got, index)) if got.feasible.any() else None
+        return summary_of(row_of(schedules[index], got, index)) if got.feasible.any() else None
 
     rows = {}
     for bound_s, name, batch, steps, tp, latency_s, rps in TABLE6[: 2 if quick else None]:
-        choice = ex.chosen(plan, bound_s, separately=True)
+        choice = chosen(plan, bound_s, separately=True)
         schedules = [
             Controls(strategy, batch, steps, tp=tp, tp_groups=groups)
-            for strategy in (ex.WAA if name == "waa" else (Strategy.RRA,))
-            for groups in range(1, ex.OPT.gpus // tp + 1)
+            for strategy in (WAA if name == "waa" else (Strategy.RRA,))
+            for groups in range(1, OPT.gpus // tp + 1)
         ]
         words = f"{name.upper()}, B_E = {batch}{f', N_D = {steps}' if name == 'rra' else ''}, TP {tp}"
-        row = {"value": choice.row.throughput_rps, "unit": "requests/s", "choice": ex.summary_of(choice.row)}
+        row = {"value": choice.row.throughput_rps, "unit": "requests/s", "choice": summary_of(choice.row)}
         row |= {"paper": {"words": words, "latency_s": latency_s, "rps": rps}}
         row |= {"paper_schedule": best(of, schedules), "paper_schedule_as_they_count": best(literal, schedules)}
         rows[f"exegpt.table6.{'none' if math.isinf(bound_s) else f'{bound_s:g}s'}"] = row
@@ -163,7 +279,7 @@ def real(shared: Path, quick: bool) -> dict[str, Any]:
         prompt, output = _read(shared / "data" / path)
         good = (prompt >= 1) & (output >= 1) & (prompt <= MAX_TOKENS - max_output) & (output <= max_output)
         traces[name] = prompt[good], output[good]
-    pairs = [(served, name) for served in ([ex.OPT] if quick else [ex.OPT, ex.GPT39]) for name in traces]
+    pairs = [(served, name) for served in ([OPT] if quick else [OPT, GPT39]) for name in traces]
     splits = [
         {(served, name): _unseen_cells(served, name, traces[name], seed) for served, name in pairs}
         for seed in range(1 if quick else SPLITS)
@@ -192,18 +308,18 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
     prompt, output = lengths
     order = np.random.default_rng(seed).permutation(len(prompt))
     parts = np.split(order, [max(int(PLANNED_SHARE * len(order)), 1)])
-    known, unseen = (ex.estimator(served, TaskLengths.from_samples(prompt[part], output[part], name)) for part in parts)
-    plan, ft_known, ft = ex.planner(known), ex.faster_transformer(known), ex.faster_transformer(unseen)
+    known, unseen = (estimator(served, TaskLengths.from_samples(prompt[part], output[part], name)) for part in parts)
+    plan, ft_known, ft = planner(known), faster_transformer(known), faster_transformer(unseen)
     cells = []
-    for bound, bound_s in zip(ex.BOUNDS, ft_known.bounds_s(), strict=False):
+    for bound, bound_s in zip(BOUNDS, ft_known.bounds_s(), strict=False):
         batch = ft_known.best(bound_s)[1].prefill_batch
         index = next((at for at, row in enumerate(ft.static.rows) if row.prefill_batch >= batch), len(ft.rps) - 1)
         ft_rps = float(ft.rps[index])
-        own = _on_unseen(ex.chosen(plan, bound_s), unseen, bound_s)
-        margin = _on_unseen(ex.chosen(plan, bound_s * (1 - MARGIN)), unseen, bound_s)
+        own = _on_unseen(chosen(plan, bound_s), unseen, bound_s)
+        margin = _on_unseen(chosen(plan, bound_s * (1 - MARGIN)), unseen, bound_s)
         cells.append(own | {
             "bound": bound,
-            "bound_s": ex.finite(bound_s),
+            "bound_s": bound_s,
             "gain": own["rps"] / ft_rps,
             "ft": {"rps": ft_rps, "batch": batch, "is_satisfied": ft.static.rows[index].latency_s <= bound_s},
             "with_margin": {"gain": margin["rps"] / ft_rps, "is_satisfied": margin["is_satisfied"]},
@@ -214,11 +330,11 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
 def _on_unseen(choice, unseen, bound_s: float) -> dict[str, Any]:
     """Evaluate a choice on other lengths, with its prefill batch reduced until it fits in memory."""
     row = choice.row if choice else None
-    while row and not ex.as_deployed(unseen, row).feasible[0]:
+    while row and not as_deployed(unseen, row).feasible[0]:
         row = replace(row, prefill_batch=row.prefill_batch - 1) if row.prefill_batch > 1 else None
     if row is None:
         return {"won": None, "rps": 0.0, "is_satisfied": True}
-    got = ex.as_deployed(unseen, row)
+    got = as_deployed(unseen, row)
     satisfied = float(got.latency_high_s[0]) <= bound_s
     return {"won": row.strategy, "rps": float(got.throughput_rps[0]), "is_satisfied": satisfied}
 
@@ -228,23 +344,22 @@ def _read(path: Path) -> Lengths:
     if path.parent.name == "traces":
         trace = read_trace(path)
         return trace.prompt_tokens, trace.output_tokens
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    prompts = [estimated_tokens(f"{row['instruction']}\n{row.get('input', '')}") for row in rows]
-    return np.array(prompts, np.int64), np.array([estimated_tokens(row["output"]) for row in rows], np.int64)
+    rows = [(f"{row['instruction']}\n{row.get('input', '')}", row["output"]) for row in lines(path)]
+    prompt, output = np.array([list(map(estimated_tokens, row)) for row in rows], np.int64).T
+    return prompt, output
 
 
 # Figure 11: task T's outputs drift, OPT-13B's schedule stays
 def drifts(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per strategy: every drift with the fixed and the new schedule, and the margins of both SLAs."""
-    of = ex.estimator(ex.OPT, "t")
-    bounds = list(zip(ex.BOUNDS, ex.faster_transformer(of).bounds_s(), strict=True))[1:]
+    of = estimator(OPT, "t")
+    bounds = list(zip(BOUNDS, faster_transformer(of).bounds_s(), strict=True))[1:]
     rows = {}
-    for name, strategies in {"waa": ex.WAA, "rra": (Strategy.RRA,)}.items():
-        plan = ex.planner(of, strategies)
-        bound, bound_s, choice = next((*one, found) for one in bounds if (found := ex.chosen(plan, one[1])))
+    for name, strategies in {"waa": WAA, "rra": (Strategy.RRA,)}.items():
+        plan = planner(of, strategies)
+        bound, bound_s, choice = next((*one, found) for one in bounds if (found := chosen(plan, one[1])))
         before, moves = choice.row, []
-        tighter = lru_cache(maxsize=len(MARGINS))(lambda margin, p=plan, b=bound_s: ex.chosen(p, b * (1 - margin)))
+        tighter = lru_cache(maxsize=len(MARGINS))(lambda margin, p=plan, b=bound_s: chosen(p, b * (1 - margin)))
         for row in drift(plan, choice, MOVES[:2] if quick else MOVES):
             rates = {"fixed_schedule_rps": row.retained, "replanned_rps": row.replanned}
             moves.append(
@@ -266,11 +381,11 @@ def _fixed_length(of, row: ScheduleRow, what: str, change: float, bound_s: float
     length = setting.task.output_quantile(setting.assumptions.level)
     max_tokens = setting.model.max_model_len - setting.task.max_prompt_tokens
     pmf = moved(setting.task.output_pmf, what, change, max_tokens)
-    other = ex.estimator(ex.OPT, TaskLengths(setting.task.prompt_pmf, pmf))
+    other = estimator(OPT, TaskLengths(setting.task.prompt_pmf, pmf))
 
     def latency_s(row: ScheduleRow) -> float:
         """Worst-case latency of ``length`` tokens: the quantile's, plus or minus iterations."""
-        got = ex.as_deployed(other, row)
+        got = as_deployed(other, row)
         if not got.feasible[0]:
             return math.inf
         iteration_s = got.decode_s[0] * (1 + got.decode_range[0])
@@ -288,57 +403,41 @@ def _fixed_length(of, row: ScheduleRow, what: str, change: float, bound_s: float
 
 # Figure 7 and today's engines: every other system in its best configuration under the same bounds
 RESULTS = Path(__file__).parent / "results" / "exegpt.json"
-SCENARIOS = {ex.OPT: ex.TASKS, ex.T5: ("s", "t", "c1"), ex.GPT39: ("s", "t", "c1"), ex.GPT101: ("s", "t", "c1")}
-SCENARIOS[ex.GPT175_A100] = ("g", "c1", "c2")
-MEASURED: dict[str, list[dict[str, Any]]] = {}  # cells of this run, for ``gain_over``
+SCENARIOS = {OPT: TASKS, T5: ("s", "t", "c1"), GPT39: ("s", "t", "c1"), GPT101: ("s", "t", "c1")}
+SCENARIOS[GPT175_A100] = ("g", "c1", "c2")
 
 
-def sections(quick: bool) -> Mapping[str, Callable[[], dict[str, Any]]]:
-    """Return a section per model, and one of the gains over each system."""
-
-    def model(served) -> dict[str, Any]:
-        rows = {f"exegpt.systems.{served.name}.{task}": _scenario(served, task, quick) for task in some[served]}
-        MEASURED.update((name, row["cells"]) for name, row in rows.items())
-        return rows
-
-    some = {ex.OPT: ("s",)} if quick else SCENARIOS
-    by_model = {f"systems.{served.name}": (lambda served=served: model(served)) for served in some}
-    return by_model | {"gain_over": lambda: _gains_over(quick)}
+def systems(_: Path, quick: bool, model: str) -> dict[str, Any]:
+    """Return a row per task of a model: each system's best under each bound, the mean gain over vLLM v1."""
+    served, tasks = next((one, tasks) for one, tasks in SCENARIOS.items() if one.name == model)
+    return {f"exegpt.systems.{model}.{task}": _scenario(served, task, quick) for task in tasks[: 1 if quick else None]}
 
 
 def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
-    """Return each system's best under each bound; the value is the mean gain over vLLM v1."""
-    of = ex.estimator(served, task)
-    setting, bounds_s, ft = of.setting, ex.faster_transformer(of).bounds_s(), ex.faster_transformer(of).static
-    plans = {1: ex.planner(of)}
+    of = estimator(served, task)
+    setting, bounds_s, ft = of.setting, faster_transformer(of).bounds_s(), faster_transformer(of).static
+    plans = {1: planner(of)}
     for replicas in range(2, setting.cluster.gpus + 1):
         cluster = replace(setting.cluster, gpus=setting.cluster.gpus // replicas)
         fits = weight_bytes(setting.model) <= cluster.gpus * setting.available_bytes
         if not setting.cluster.gpus % replicas and fits:
             tables = {tp: one for tp, one in setting.tables.items() if tp <= cluster.gpus}
-            plans[replicas] = ex.planner(Estimator(setting.task, cluster, setting.model, tables, setting.assumptions))
+            plans[replicas] = planner(Estimator(setting.task, cluster, setting.model, tables, setting.assumptions))
     curves = {name: curve(of, name, requests=150 if quick else 800, seed=11) for name in SYSTEMS}
-    cells = []
-    for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=True):
-        choices = {replicas: choice for replicas, plan in plans.items() if (choice := ex.chosen(plan, bound_s))}
+    cut, cells = (ft.tp, ft.gpus // ft.tp), []
+    for bound, bound_s in zip(BOUNDS, bounds_s, strict=True):
+        choices = {replicas: choice for replicas, plan in plans.items() if (choice := chosen(plan, bound_s))}
         replicas = max(choices, key=lambda n: n * choices[n].row.throughput_rps, default=None)
-        best = replicas and ex.summary_of(choices[replicas].row)
+        best = replicas and summary_of(choices[replicas].row)
         cells.append({
             "bound": bound,
-            "bound_s": ex.finite(bound_s),
-            "exegpt": ex.summary_of(choices[1].row) if 1 in choices else None,
+            "bound_s": bound_s,
+            "exegpt": summary_of(choices[1].row) if 1 in choices else None,
             "exegpt_in_replicas": best and best | {"rps": replicas * best["rps"], "replicas": replicas},
             "systems": {name: _best_of(found, bound_s) for name, found in curves.items()},
-            "as_cut_for_ft": {
-                name: _best_of(found, bound_s, cut=(ft.tp, ft.gpus // ft.tp)) for name, found in curves.items()
-            },
+            "as_cut_for_ft": {name: _best_of(found, bound_s, cut) for name, found in curves.items()},
         })  # fmt: skip
-    return {
-        "value": _mean(_ratios(cells, "vllm-v1")),
-        "unit": "times",
-        "cells": cells,
-        "configurations": {name: len(found.rows) for name, found in curves.items()},
-    }
+    return {"value": _mean(_ratios(cells, "vllm-v1")), "unit": "times", "cells": cells}
 
 
 def _best_of(found, bound_s: float, cut: tuple[int, int] | None = None) -> dict[str, Any] | None:
@@ -350,14 +449,13 @@ def _best_of(found, bound_s: float, cut: tuple[int, int] | None = None) -> dict[
     if not good:
         return None
     best, ends = max(good, key=lambda pair: pair[0].throughput_rps)
-    return ex.summary_of(best) | {"rps_ci": list(ends)}
+    return summary_of(best) | {"rps_ci": list(ends)}
 
 
-def _gains_over(quick: bool) -> dict[str, Any]:
-    """Return the mean gain over each system, of all cells of this run and of saved ones of other models."""
-    saved = RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() and not quick else []
-    rows = [row for row in map(json.loads, saved) if row["name"].startswith("exegpt.systems.")]
-    every = {row["name"]: row["details"]["cells"] for row in rows} | MEASURED
+def gains_over(_: Path, _quick: bool) -> dict[str, Any]:
+    """Return the mean gain over each system in all saved cells."""
+    rows = [row for row in json_lines(RESULTS) if row["name"].startswith("exegpt.systems.")]
+    every = {row["name"]: row["details"]["cells"] for row in rows}
     gains = {}
     for system in SYSTEMS:
         found = {name: cells for name, cells in every.items() if all(system in cell["systems"] for cell in cells)}
@@ -365,13 +463,11 @@ def _gains_over(quick: bool) -> dict[str, Any]:
         if not scenarios:
             continue
         cells, ratios = list(chain(*found.values())), list(chain(*scenarios.values()))
-        by_bound = {bound: _ratios((cell for cell in cells if cell["bound"] == bound), system) for bound in ex.BOUNDS}
+        by_bound = {bound: _ratios((cell for cell in cells if cell["bound"] == bound), system) for bound in BOUNDS}
         gains[f"exegpt.gain_over_{system.replace('-', '_')}"] = {
             "value": fmean(ratios),
             "unit": "times",
             "ci": _interval(list(scenarios.values())),
-            "scenarios": len(scenarios),
-            "models": len({name.rpartition(".")[0] for name in scenarios}),
             "ahead": sum(ratio > 1 for ratio in ratios),
             "both_meet": len(ratios),
             "by_bound": {bound: _mean(some) for bound, some in by_bound.items()},
@@ -390,8 +486,7 @@ def _interval(scenarios: Sequence[Sequence[float]]) -> tuple[float, float] | Non
     if n < 2:
         return None
     mean = fmean(every)
-    deviations = [sum(some) - mean * len(some) for some in scenarios]
-    half = t_quantile(0.95, n - 1) * math.sqrt(n / (n - 1) * sum(one**2 for one in deviations)) / len(every)
+    half = n / len(every) * t_half_width([sum(some) - mean * len(some) for some in scenarios], 0.95)
     return mean - half, mean + half
 
 

@@ -1,31 +1,41 @@
-"""SamuLLM's studies: applications as tasks and models, gains over its methods, search time and distances to optima.
+"""SamuLLM's studies: gains over its methods, search time, distances to optima, the runner's cost, and real engines.
 
-Counts and limits are the paper's; lengths are drawn from distributions that match the facts in it.
+Counts and limits are the paper's; lengths are drawn from distributions that match the facts in it. ``live`` profiles,
+plans and runs three small models on this machine's CPU by the CLI: each question goes to one of them, which answers
+until it happens to generate a letter. What is saved in LENGTHWISE_APPS_LIVE (a folder) is not measured again.
 """
 
-from __future__ import annotations
-
+import csv
+import itertools
 import json
 import math
+import os
+import subprocess
+import sys
+import tempfile
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from _harness import summary
+from _harness import fresh_process, json_lines, summary
+from _vllm import require
 
-from lengthwise import catalog, engine
+from lengthwise import catalog
+from lengthwise.apps import launch, run
+from lengthwise.apps.launch import Ask, Draft, Engine, SimulatedLauncher
+from lengthwise.apps.ledger import Output, State, open_ledger
 from lengthwise.apps.plan import DEFAULT, PlanOptions, Served, Space, best_staged, best_unpreempted, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.evaluate import makespans_s, stages_of
 from lengthwise.apps.plan.planner import CHANGE_SHARE
-from lengthwise.schema.app import AppMethod, AppPlan, Cluster, Machine, TaskDraw, Tasks
-from lengthwise.schema.errors import InternalError
+from lengthwise.engine import warm_up
+from lengthwise.schema.app import AppMethod, AppPlan, Cluster, Machine, ModelPlan, Replica, TaskDraw, Tasks
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelSpec
 from lengthwise.statistics import mean_estimate
 
@@ -46,15 +56,13 @@ class Lengths:
     spread: float = 2.0
 
     def quantile(self, level: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return tokens at each level."""
         from scipy.special import betaincinv
 
         share = (self.mean - self.low) / (self.high - self.low)
         at = betaincinv(share * self.spread, (1 - share) * self.spread, np.asarray(level, np.float64))
         return np.rint(self.low + (self.high - self.low) * at)
 
-    def times(self, factor: float) -> Lengths:
-        """Return the same ends with another mean."""
+    def times(self, factor: float) -> Self:
         return replace(self, mean=min(self.mean * factor, 0.9 * self.high))
 
 
@@ -188,24 +196,20 @@ class Case:
 
     def plan(self, additional: Sequence[str] = OTHERS) -> AppPlan:
         """Return the plan, checked; search seconds are CPU seconds."""
-        engine.warm_up()
+        warm_up()
         known = self.true if self.knows else self.world.draws(1, 1)
         options = PlanOptions(additional=tuple(additional), clock=time.process_time)
         made = plan(
             self.world.tasks, known, self.world.models, cluster(), true_draws=self.true, options=options,
             begin=lambda _: None,  # as in a run, which starts these engines
         )  # fmt: skip
-        ran = {one.model for stage in made.stages for one in stage.plans}
-        if ran != set(self.world.tasks.model.tolist()):
-            raise InternalError(f"{self.name}: models {sorted(ran)} run, not all that have tasks")
+        assert {p.model for stage in made.stages for p in stage.plans} == set(self.world.tasks.model.tolist())
         for stage in made.stages:
             used = [gpu for replicas in stage.placement.values() for one in replicas for gpu in one]
-            if len(used) != len(set(used)):
-                raise InternalError(f"{self.name}: a GPU runs two models at once")
+            assert len(used) == len(set(used)), f"{self.name}: a GPU runs two models at once"
         own = next(one for one in made.methods if one.name == DEFAULT)
         own_s = (own.planned_s + own.lead_s) / (1.0 + CHANGE_SHARE)
-        if any(one.planned_s + one.lead_s < own_s for one in made.methods):
-            raise InternalError(f"{self.name}: another method plans a shorter makespan")
+        assert all(one.planned_s + one.lead_s >= own_s for one in made.methods), "another method plans a shorter one"
         return made
 
 
@@ -269,21 +273,18 @@ def _cases(study: str, quick: bool) -> list[Case]:
     return [Case(f"{n} documents, {requests} requests", mixed(n, requests, 256)) for n in sizes]
 
 
-def _study(study: str, _: Path, quick: bool) -> dict[str, Any]:
+def study(_: Path, quick: bool, name: str) -> dict[str, Any]:
     """Return the lowest and the highest gain over each heuristic and over the greedy search, and all cases."""
-    found = [_summary_of(case, case.plan()) for case in _cases(study, quick)]
-    rows: dict[str, Any] = {f"apps.{study}.cases": {"value": len(found), "unit": "cases", "cases": found}}
+    found = [_summary_of(case, case.plan()) for case in _cases(name, quick)]
+    rows: dict[str, Any] = {f"apps.{name}.cases": {"value": len(found), "unit": "cases", "cases": found}}
     for other in (*HEURISTICS, GREEDY):
         for index, (end, pick) in enumerate({"lowest": min, "highest": max}.items()):
             case = pick(found, key=lambda one: one["methods"][other]["gain"])
             method = case["methods"][other]
             row = {"value": method["gain"], "unit": "times", "ci": method["gain_ci"], "case": case["case"]}
-            paper = {"paper": PAPER[study][other][index]} if other in PAPER[study] else {}
-            rows[f"apps.{study}.speedup_over_{other}_{end}"] = row | paper
+            paper = {"paper": PAPER[name][other][index]} if other in PAPER[name] else {}
+            rows[f"apps.{name}.speedup_over_{other}_{end}"] = row | paper
     return rows
-
-
-ensembling_study, routing_study, chain_study, mixed_study = (partial(_study, study) for study in PAPER)
 
 
 def ablation(_: Path, quick: bool) -> dict[str, Any]:
@@ -320,10 +321,9 @@ def ablation(_: Path, quick: bool) -> dict[str, Any]:
 
 def greedy(_: Path, quick: bool) -> dict[str, Any]:  # noqa: ARG001 - only reads saved rows
     """Return gains over the paper's greedy search in all saved cases of the studies: geometric mean and lowest."""
-    rows = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
     gains = {
         f"{row['name'].split('.')[1]}: {case['case']}": case["methods"][GREEDY]["gain"]
-        for row in rows
+        for row in json_lines(RESULTS)
         if row["name"].endswith(".cases")
         for case in row["details"]["cases"]
     }
@@ -350,11 +350,10 @@ def search(_: Path, quick: bool) -> dict[str, Any]:
 
 def _search_s(world: World, repeats: int, paper_s: Any = None) -> dict[str, Any]:
     """Time the search of all methods, and check that every repeat finds the same plan."""
-    engine.warm_up()
+    warm_up()
     draws, options = world.draws(1, 1), PlanOptions(additional=OTHERS, clock=time.process_time)
     plans = [plan(world.tasks, draws, world.models, cluster(), options=options) for _ in range(repeats)]
-    if len({one.planned for one in plans}) != 1:
-        raise InternalError("the same application was planned in two ways")
+    assert len({one.planned for one in plans}) == 1, "the same application was planned in two ways"
     seconds = [one.search_s for one in plans]
     methods = {one.name: one.search_s for one in plans[0].methods}
     return summary(seconds) | {"unit": "s", "tasks": len(world.tasks), "methods_s": methods, "paper_s": paper_s}
@@ -367,15 +366,14 @@ SMALL = (0, 6, 7)  # of the nine: one of 13B, one of 7B, one of 6B
 
 def optima(_: Path, quick: bool) -> dict[str, Any]:
     """Return distances of plans to the best staged plan of small instances, and to the best without preemption."""
-    engine.warm_up()
+    warm_up()
     models, lengths, each = tuple(NINE[i] for i in SMALL), tuple(NINE_OUTPUTS[i] for i in SMALL), []
     for seed in range(3 if quick else INSTANCES):  # three models with 200 to 3,000 requests each
         counts = np.random.default_rng((seed, 7)).integers(200, 3000, len(SMALL))
         model = np.repeat(np.arange(len(SMALL)), counts)
         world = World(_tasks(models, model, np.full(len(model), 21), 256), models, lengths)
         gaps, _optimum = _gaps(world, seed, GPUS, best_staged)
-        if min(gaps.values()) < -0.02:
-            raise InternalError(f"a plan is {-min(gaps.values()):.1%} shorter than the best of all")
+        assert min(gaps.values()) >= -0.02, f"a plan is shorter than the best of all: {gaps}"
         each.append(gaps)
     rows: dict[str, Any] = {}
     about = f"best of all staged plans, 3 models on {GPUS} GPUs, {len(each)} instances"
@@ -397,3 +395,188 @@ def _gaps(world: World, seed: int, gpus: int, solve: Any) -> tuple[dict[str, flo
     best = solve(stages_of(world.tasks, draws, Space(world.models, where))[0])
     made = plan(world.tasks, draws, world.models, where, options=PlanOptions(additional=OTHERS))
     return {one.name: one.planned_s / best.makespan_s - 1 for one in made.methods}, best
+
+
+class Instant:
+    """An engine that answers at once."""
+
+    max_num_seqs, description, is_alive = 256, "answers at once", True
+
+    async def stopped(self, within_s: float) -> bool:  # noqa: ARG002
+        return False
+
+    async def generate(self, request: Ask, draft: Draft) -> Output:
+        draft.finish_reason = "stop"
+        return Output(f"answer {request.task}", "stop", 20, 1)
+
+
+class InstantLauncher(SimulatedLauncher):
+    """Starts such engines at once, so that only the runner takes time."""
+
+    async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:  # noqa: ARG002
+        self.starts += 1
+        return Instant()
+
+    async def stop(self, engine: Engine) -> None:
+        pass
+
+
+def drain(tasks: int, *, instant: bool) -> dict[str, Any]:
+    """Plan and run tasks; return seconds of both, and check that every task is answered."""
+    world = ensembling(-(-tasks // 9), 256)
+    (draw,) = world.draws(1, 1)
+    times = [time.perf_counter()]
+    made = plan(world.tasks, [draw], world.models, cluster(), options=PlanOptions(method="min", additional=()))
+    times.append(time.perf_counter())
+    space = Space(world.models, cluster())
+    seconds = (lambda _plan, _how: 0.0) if instant else space.seconds
+    kind = InstantLauncher if instant else SimulatedLauncher
+    launcher = kind(world.tasks.models, space.deployment, launch.Lengths.of(world.tasks, draw), seconds)
+    work = run.RunTasks(world.tasks, run.Drawn(world.tasks, draw), run.expected_tokens([draw]), "benchmark")
+    job = run.job_of(work, run.Planned(run.run_plan_of(made), run.ClusterPlacer(space.cluster, seconds)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite"
+        with open_ledger(path) as ledger:
+            result = run.run_simulated(job, ledger, launcher)
+        times.append(time.perf_counter())
+        ledger_mib = sum(one.stat().st_size for one in Path(folder).rglob("*") if one.is_file()) / 2**20
+    assert result.of(State.DONE) == len(world.tasks)
+    seconds_of = {"planned_s": times[1] - times[0], "run_s": times[2] - times[1], "virtual_s": float(result.seconds)}
+    return {"tasks": len(world.tasks), "ledger_mib": ledger_mib} | seconds_of
+
+
+def _measured(tasks: int, *, instant: bool) -> dict[str, Any]:
+    """Plan and drain tasks in a new process."""
+    return fresh_process(
+        f"import json, resource, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import _apps\n"
+        f"_apps.warm_up(); found = _apps.drain({tasks}, instant={instant})\n"
+        "found['peak_mib'] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024; print(json.dumps(found))"
+    )
+
+
+def overhead(_: Path, quick: bool) -> dict[str, Any]:
+    """Return milliseconds of the runner's own code per task."""
+    runs = [_measured(10_000, instant=True) for _ in range(1 if quick else 3)]
+    each = summary([1000 * one["run_s"] / one["tasks"] for one in runs])
+    return {"apps.runner_overhead_ms": each | {"details": {"runs": runs}}}
+
+
+def million(_: Path, quick: bool) -> dict[str, Any]:
+    """Return seconds and peak memory to plan and drain a million tasks."""
+    found, name = _measured(45_000 if quick else 1_000_000, instant=False), f"apps.drain_{'quick' if quick else '1e6'}"
+    return {
+        f"{name}_s": {"value": found["planned_s"] + found["run_s"], "unit": "s", "details": found},
+        f"{name}_peak_mib": {"value": found["peak_mib"], "unit": "MiB", "better": "lower", "details": found},
+    }
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "apps"
+SAVED = os.environ.get("LENGTHWISE_APPS_LIVE", "")
+ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24  # questions that are run, and others for the profile of lengths
+MODELS = {"alder": 4, "birch": 8, "cedar": 8}
+"""Models of 5, 27 and 84 million parameters by ``max_num_seqs``; with 8 the client would limit the smallest one."""
+REPEATS, PROFILE_TRIES = 5, 3
+BUSY_LOAD = 3.0
+"""Load average at the end of a run above which other programs ran: reported, not counted. Fixed before measuring."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The folder of a measurement."""
+
+    folder: Path
+
+    def app(self, rows: str, cores: int, *, known: bool = False) -> Path:
+        """Write the application's file over some rows: an example's, with longer answers and absolute paths."""
+        app = tomllib.loads((EXAMPLES / "routing-tiny.toml").read_text())
+        app["inputs"]["file"], app["cluster"] = f"{rows}.csv", {"nodes": [f"{cores}x{EXAMPLES}/core.toml"]}
+        app["calls"]["answer"] |= {"max_tokens": 160, "temperature": 1.0, "stop": ["q"]}
+        app["calls"]["answer"] |= {"known_tokens": "tokens"} if known else {}
+        engines, command = {}, app["run"]["command"].replace("python", require(), 1)
+        for name, n in MODELS.items():
+            app["models"][name] |= {"model": f"{EXAMPLES}/models/{name}.json", "engine": {"max_num_seqs": n}}
+            own = command.replace("--max-num-seqs 4", f"--max-num-seqs {n}")
+            engines[name] = {"command": own, "max_num_seqs": n}
+        environment = app["run"]["environment"] | {"VLLM_CACHE_ROOT": f"{self.folder}/cache"}
+        app["run"] = {"environment": environment, "engines": engines}
+        path = self.folder / f"{rows}-{cores}{'-known' if known else ''}.yaml"
+        path.write_text(json.dumps(app))
+        return path
+
+    def write_rows(self, name: str, questions: Sequence[str], tokens: Sequence[int] = ()) -> None:
+        """Write the model of each question, and the length of its answer where it is known."""
+        with (self.folder / f"{name}.csv").open("w", newline="") as file:
+            rows = zip(itertools.cycle(MODELS), questions, tokens or [""] * len(questions), strict=False)
+            csv.writer(file).writerows([("model", "question", "tokens"), *rows])
+
+    def command(self, *words: str | Path) -> None:
+        with (self.folder / "commands.log").open("a") as log:
+            command = [sys.executable, "-m", "lengthwise.cli", "app", *map(str, words)]
+            subprocess.run(command, check=True, stdout=log, stderr=log, timeout=900)
+
+    def profile(self, sample: int) -> None:
+        """Make the models and measure switches, lengths and costs; a retry measures only what other load spoiled."""
+        if not (self.folder / "models" / "cedar").exists():
+            words = [require(), str(EXAMPLES / "make_models.py"), str(self.folder / "models")]
+            subprocess.run(words, check=True, capture_output=True, timeout=300)
+        app, out = self.app("sample", 1), self.folder / "profile"
+        for _ in range(PROFILE_TRIES):
+            self.command("profile", app, "--out", out, "--rows", str(sample), "--times", "2", "--calibrate")
+            if len(json.loads((out / "profile.json").read_text())["costs"]) == len(MODELS):
+                return
+
+    def case(self, cores: int, repeats: int, *, known: bool) -> dict[str, Any]:
+        """Plan an application and run it; return estimated and measured seconds."""
+        name, profile = f"{cores}-{'known' if known else 'unknown'}", self.folder / "profile"
+        app, path = self.app("known" if known else "run", cores, known=known), self.folder / f"{name}.plan.json"
+        if not path.exists():
+            self.command("plan", app, "--profile", profile, "--no-what-if", "--draws", "4", "--json", path)
+        plan = json.loads(path.read_text())
+        estimate_s, runs = plan["makespan"]["value"], []
+        for repeat in range(repeats):
+            out = self.folder / f"{name}-{repeat}"
+            if not (out / "manifest.json").exists():
+                self.command("run", app, "--profile", profile, "--plan", path, "--out", out)
+                (out / "load.json").write_text(json.dumps(os.getloadavg()[0]))
+            load = json.loads((out / "load.json").read_text())
+            runs.append(json.loads((out / "manifest.json").read_text()) | {"load": load})
+        pairs = [(run["seconds"], estimate_s / run["seconds"] - 1) for run in runs]
+        quiet = [pair for pair, run in zip(pairs, runs, strict=True) if run["load"] <= BUSY_LOAD]
+        stages = [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]]
+        return {
+            "cores": cores,
+            "plan": stages,
+            "estimate_s": estimate_s,
+            "estimate_half_width_s": plan["makespan"]["half_width"],
+            "measured_s": [seconds for seconds, _ in quiet],
+            "errors": [error for _, error in quiet],
+            "busy": [pair for pair in pairs if pair not in quiet],
+        }
+
+
+def live(_: Path, quick: bool) -> dict[str, Any]:
+    """Return errors of makespans with unknown lengths, then with those of the first run (requests have seeds)."""
+    require()
+    rows, sample = (QUICK_ROWS, QUICK_ROWS) if quick else (ROWS, SAMPLE)
+    repeats, cores = (1, (1,)) if quick else (REPEATS, (1, 2))  # one model at a time, or two
+    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
+    questions = [json.loads(line)["question"] for line in lines]
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Measurement(Path(SAVED or scratch).resolve())
+        place.folder.mkdir(parents=True, exist_ok=True)
+        place.write_rows("run", questions[:rows])
+        place.write_rows("sample", questions[-sample:])
+        place.profile(sample)
+        unknown = [place.case(n, repeats, known=False) for n in cores]
+        outputs = (place.folder / f"{cores[0]}-unknown-0" / "outputs.jsonl").read_text("utf-8").splitlines()
+        place.write_rows("known", questions[:rows], [int(json.loads(line)["output_tokens"]) for line in outputs])
+        known = [place.case(n, repeats, known=True) for n in cores]
+    rows = {}
+    for name, cases, paper in (
+        ("apps.estimate_error_live", unknown, "6.5 % to 38.7 %, mean 25.6 %"),
+        ("apps.estimate_error_live_known", known, "9.2 % to 20.5 %, mean 17 %"),
+    ):
+        error = mean_estimate([abs(one) for case in cases for one in case["errors"]])
+        ci = (max(error.low, 0.0), error.high) if error.has_interval else None
+        rows[name] = {"value": error.value, "ci": ci, "details": {"paper": paper, "cases": cases}}
+    return rows

@@ -1,0 +1,471 @@
+"""ExeGPT's schedules: their search (Table 5), estimates and bounds in the event engine, stage times (Table 7)."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import _exegpt as ex
+import numpy as np
+from _harness import machine
+
+from lengthwise import schedule
+from lengthwise.engine import simulate
+from lengthwise.engine.step_time import CostReader
+from lengthwise.schedule import Assumptions, Controls, Estimator, Perf, Strategy, Variable, branch_and_bound, exhaustive
+from lengthwise.schedule.controls import CODES
+from lengthwise.schedule.optimizer import evaluate_grid
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
+from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.records import Records, RequestRecords
+from lengthwise.schema.workload import Workload
+
+ALL = tuple(Strategy)
+
+
+def search(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the slowest search and the largest share of schedules estimated; every bound has a new planner."""
+    first = ex.estimator(ex.OPT, "s")
+    ex.chosen(ex.planner(first), ex.faster_transformer(first).bounds_s()[0])  # loads the compiled code
+    choices = []
+    for served, task in [(ex.OPT, "s"), (ex.OPT, "t")] if quick else ex.EVERYTHING:
+        bounds_s = ex.faster_transformer(ex.estimator(served, task)).bounds_s()
+        for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=False):
+            start = time.process_time()
+            plan = ex.planner(ex.estimator(served, task))
+            choice = ex.chosen(plan, bound_s)
+            about = {"model": served.name, "task": task, "bound": bound, "search_s": time.process_time() - start}
+            assert choice is None or choice.evaluated <= choice.points
+            points, evaluated = (sum(getattr(one, key) for one in plan.spaces) for key in ("size", "evaluated"))
+            choices.append(about | {"points": points, "points_share": evaluated / points})
+    slowest, largest = (max(choice[name] for choice in choices) for name in ("search_s", "points_share"))
+    return {
+        "exegpt.search_s_max": {"value": slowest, "choices": choices, "machine": machine()},
+        "exegpt.points_share_max": largest,
+    }
+
+
+# Regret: choices against every schedule there is, at many bounds
+QUESTIONS = (
+    *((ex.OPT, task, ALL) for task in ("s", "t", "g", "c1")),
+    (ex.T5, "s", ALL),
+    *((ex.GPT39, "t", ex.WAA), (ex.GPT101, "t", ex.WAA), (ex.GPT101, "c1", ex.WAA)),
+)
+SIXTEEN_GPUS = (ex.GPT39, "s", ALL)  # all strategies and degrees, which takes minutes: a row of its own
+BETWEEN = 12
+"""Bounds from the least latency to that of the highest throughput, in addition to FasterTransformer's and none."""
+
+
+def regret(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the largest regret over questions and bounds, and that of a large question."""
+    rows = {}
+    for name, questions in {
+        "max": QUESTIONS[: 1 if quick else None],
+        "16_gpus": () if quick else [SIXTEEN_GPUS],
+    }.items():
+        found = {f"{served.name}, {task}": _regrets(served, task, some) for served, task, some in questions}
+        value = max((question["regret_max"] for question in found.values()), default=None)
+        rows[f"exegpt.regret_{name}"] = {"value": value, "unit": "share", "better": "lower", "questions": found}
+    return {name: row for name, row in rows.items() if row["questions"]}
+
+
+def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, Any]:
+    """Return the largest share of the best throughput that choices fall short of, over all bounds."""
+    of, start = ex.estimator(served, task), time.process_time()
+    spaces = [space for space in ex.planner(of, strategies).spaces if space.size]
+    grids = [evaluate_grid(space.perf_uncached, space.variables) for space in spaces]
+    latency_s = np.concatenate([grid.latency_s.ravel() for grid in grids])
+    rps = np.concatenate([grid.throughput_rps.ravel() for grid in grids])
+    minutes = (time.process_time() - start) / 60
+    latency_s, rps = latency_s[np.isfinite(latency_s)], rps[np.isfinite(latency_s)]
+    between = np.geomspace(1.001 * latency_s.min(), latency_s[np.argmax(rps)], BETWEEN)
+    regrets, won = [], []
+    for bound_s in (*between, *ex.faster_transformer(of).bounds_s()):
+        best_rps = float(rps[latency_s <= bound_s].max(initial=0.0))
+        if not best_rps:
+            continue
+        choice = ex.chosen(ex.planner(of, strategies), bound_s)
+        own_rps = choice.row.throughput_rps if choice else 0.0
+        assert own_rps <= best_rps * (1 + 1e-9), "no schedule is better than the best of all"
+        regrets.append(max(1 - own_rps / best_rps, 0.0))
+        won.append(choice and choice.row.strategy)
+    return {
+        "strategies": [strategy.value for strategy in strategies],
+        "points": sum(space.size for space in spaces),
+        "exhaustive_minutes": minutes,
+        "bounds": len(regrets),
+        "regret_max": max(regrets),
+        "chosen": {strategy.value: won.count(strategy.value) for strategy in strategies},
+    }
+
+
+# Bayesian search, and random instances
+SEEDS, INSTANCES = 4, 8000
+
+
+def instances(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the regret of Bayesian search, and the largest regret on random instances over the promised gap."""
+    return {
+        "exegpt.bayesian_regret": _bayesian_regret(2 if quick else SEEDS),
+        "exegpt.random_regret_over_gap": _random_instances(INSTANCES // 20 if quick else INSTANCES),
+    }
+
+
+def _bayesian_regret(seeds: int) -> dict[str, Any]:
+    """Compare with as many estimates as branch and bound used, and with twice as many."""
+    from lengthwise.search import Bayesian
+
+    of = ex.estimator(ex.OPT, "s")
+    space = next(one for one in ex.planner(of).spaces if one.strategy is Strategy.RRA and one.tp == 4)
+    bound_s = ex.faster_transformer(of).bounds_s()[1]
+    best_rps = exhaustive(space.perf_uncached, space.variables, bound_s).best.throughput_rps
+    own = branch_and_bound(space.perf_uncached, space.variables, bound_s)
+
+    def regret(evaluations: int, seed: int) -> float:
+        proposals = Bayesian([{v.name: v.values for v in space.variables}], evaluations, seed, 8)
+        found_rps = 0.0
+        while settings := proposals.suggest():
+            got = space.perf_uncached(np.array([[one[v.name] for v in space.variables] for one in settings], np.int64))
+            good = (got.latency_s <= bound_s) & np.isfinite(got.latency_s)
+            scores = [float(rps) if ok else None for rps, ok in zip(got.throughput_rps, good.tolist(), strict=True)]
+            found_rps = max(found_rps, *(score or 0.0 for score in scores))
+            proposals.report(list(zip(settings, scores, strict=True)))
+        return max(1 - found_rps / best_rps, 0.0)
+
+    equal, double = ([regret(times * own.evaluated, seed) for seed in range(seeds)] for times in (1, 2))
+    value = {"value": fmean(equal), "unit": "share", "better": "lower", "ci": (min(equal), max(equal))}
+    details = {"twice_as_many": fmean(double), "evaluated": own.evaluated, "points": space.size}
+    return value | details | {"branch_and_bound": max(1 - own.best.throughput_rps / best_rps, 0.0)}
+
+
+def _random_instances(count: int) -> dict[str, Any]:
+    """Return the largest regret of random grids, half of them exactly monotone, over the gap that is promised."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "schedule"))
+    from schedule_grids import SHAPES, Grid, monotone, shaken
+
+    worst, exact = 0.0, 0
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        shape = SHAPES[seed % len(SHAPES)]
+        kinds = rng.choice(["smooth", "steps", "flat"], 2, p=[0.5, 0.4, 0.1])
+        shares = rng.uniform(0, 0.1, 2) * (seed % 2)
+        grid = Grid(*(shaken(rng, monotone(rng, shape, str(kind)), by) for kind, by in zip(kinds, shares, strict=True)))
+        bound_s = float(np.quantile(grid.latency_s, rng.random()))
+        tolerances = schedule.Tolerances(float(shares[1]), float(shares[0]))
+        found = branch_and_bound(grid.perf, grid.variables, bound_s, tolerances)
+        oracle = exhaustive(grid.perf, grid.variables, bound_s)
+        assert (found.best is None) == (oracle.best is None)
+        if oracle.best is None:
+            continue
+        lost = oracle.best.throughput_rps / found.best.throughput_rps - 1
+        assert lost <= tolerances.accepted + 1e-12
+        exact += lost <= 1e-12
+        worst = max(worst, lost / tolerances.accepted if tolerances.accepted else 0.0)
+    value = {"value": worst, "unit": "of the promised gap", "better": "lower", "target": 1.0}
+    return value | {"instances": count, "exactly_the_best": exact}
+
+
+# Table 5: the share of points that break monotonicity, one control variable at a time
+TOLERANCES, HEADLINE = (0.02, 0.05, 0.10), 0.05
+MAX_VALUES = 40
+ONE_SPLIT = "B_E, one split"
+ASSUMED = ("rra B_E", "rra N_D", f"waa {ONE_SPLIT}")  # variables that the search assumes to be monotone
+PAPER_COLUMNS = ("rra B_E", "rra N_D", "waa B_E", "waa TP", "waa B_m")
+PAPER = {  # (task, tolerance): by strategy and variable, percent by latency and by throughput
+    ("s", 0.02): ((0.6, 2.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0)),
+    ("s", 0.05): ((0.6, 0.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.5, 0.0)),
+    ("s", 0.10): ((0.3, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.4, 0.0)),
+    ("t", 0.02): ((0.2, 0.1), (0.0, 0.0), (0.1, 0.0), (1.2, 0.0), (10.9, 0.0)),
+    ("t", 0.05): ((0.2, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0), (10.6, 0.0)),
+    ("t", 0.10): ((0.2, 0.0), (0.0, 0.0), (0.0, 0.0), (0.4, 0.0), (10.4, 0.0)),
+}
+
+
+def monotonicity(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the share at 5 % over Table 5's variables, the larger of latency's and throughput's, and the table."""
+    rows = [row for task in ("s", "t") for row in _monotonicity_of(ex.OPT if quick else ex.GPT39, task)]
+
+    def shares(columns: tuple[str, ...]) -> dict[str, float]:
+        some = [r for r in rows if r["tolerance"] == HEADLINE and f"{r['strategy'][:3]} {r['variable']}" in columns]
+        points = sum(row["points"] for row in some)
+        return {kind: sum(row[kind] * row["points"] for row in some) / points for kind in ("latency", "throughput")}
+
+    paper = [
+        {"task": task, "tolerance": tolerance} | dict(zip(PAPER_COLUMNS, cells, strict=True))
+        for (task, tolerance), cells in PAPER.items()
+    ]
+    in_paper = shares(PAPER_COLUMNS)
+    details = {"assumed_by_the_search": shares(ASSUMED), "rows": rows, "paper": paper}
+    value = {"value": max(in_paper.values()), "unit": "share", "better": "lower"}
+    return {"exegpt.nonmonotone_share": value | in_paper | details}
+
+
+def _monotonicity_of(served, task: str) -> list[dict[str, Any]]:
+    """Return a row per strategy, degree, variable and tolerance; latency is the worst case, which the search limits."""
+    of = ex.estimator(served, task)
+    bound_s, plan = ex.faster_transformer(of).bounds_s()[2], ex.planner(of)
+    scale_rps = ex.chosen(plan, bound_s).row.throughput_rps
+    rows = []
+    for space in (space for space in plan.spaces if space.size):
+        boxes = [_box(of, space)]
+        if space.strategy is not Strategy.RRA:  # as the search has it: batches of one split, one run after another
+            batches = Variable(ONE_SPLIT, _thinned(space.variables[0].values))
+            boxes.append(((batches, space.variables[1]), space.perf_uncached))
+        for variables, perf in boxes:
+            found = schedule.non_monotone(
+                perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps
+            )
+            rows += [{"task": task, "strategy": space.strategy.value, "tp": space.tp} | vars(one) for one in found]
+    return rows
+
+
+def _box(of, space):
+    """Return the control variables as the paper sweeps them, and their performance; WAA's are not divided into runs."""
+    rra = space.strategy is Strategy.RRA
+    largest = [one.values[-1] for one in space.variables[:-1]]
+    ends = space.columns(np.array([(*largest, other) for other in space.variables[-1].values]))
+    max_batch = space.variables[0].values[-1] if rra else int(ends.prefill_batch.max())
+    second = space.variables[1].values if rra else tuple(np.unique(ends.micro_batches).tolist())
+    variables = (
+        Variable("B_E", _thinned(tuple(range(1, max_batch + 1)))),
+        Variable("N_D" if rra else "B_m", _thinned(second), rising=False),
+        Variable("TP", tuple(np.unique(ends.tp_groups).tolist()), rising=False),
+    )
+
+    def perf(points: np.ndarray) -> Perf:
+        ones = np.ones(len(points), dtype=np.int64)
+        batch, other, groups = points.T
+        steps, micro_batches = (other, 0 * ones) if rra else (ones, other)
+        code = CODES.index(space.strategy) * ones
+        got = of.estimate(schedule.ControlColumns(code, batch, steps, micro_batches, space.tp * ones, groups))
+        return Perf(got.constrained_latency_s(worst_case=True), got.throughput_rps)
+
+    return variables, perf
+
+
+def _thinned(values: tuple[int, ...]) -> tuple[int, ...]:
+    """Return all values, or MAX_VALUES of them at most, close together where they are small."""
+    if len(values) <= MAX_VALUES:
+        return values
+    places = np.unique(np.rint(np.geomspace(1, len(values), MAX_VALUES)).astype(int) - 1)
+    return tuple(values[place] for place in places)
+
+
+def _run(
+    of: Estimator, controls: Controls, count: int, seed: int, *, threshold: float | None = None, keep_steps: int = 0
+) -> tuple[Deployment, np.ndarray, Records]:
+    """Simulate a schedule with drawn lengths and a queue that never empties; return its [count] outputs, too."""
+    rng, task = np.random.default_rng(seed), of.setting.task
+    deployment = deployment_of(of, controls, threshold=threshold)
+    prompt, output = (rng.choice(len(pmf), count, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
+    workload = Workload(np.zeros(count), prompt, output, concurrency=concurrency_limit(of, controls))
+    return deployment, output, simulate(workload, deployment, keep_steps=keep_steps)
+
+
+def _window(started_s: np.ndarray) -> tuple[float, float]:
+    """Return the span without the first quarter of requests and the last eighth, next to which the queue runs empty."""
+    return started_s[len(started_s) // 4], started_s[-len(started_s) // 8]
+
+
+def _in_window(
+    of: Estimator, controls: Controls, count: int, seed: int, threshold: float | None = None
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return outputs, seconds from the first stage to the end, and requests per second of those in the window."""
+    deployment, output, records = _run(of, controls, count, seed, threshold=threshold)
+    r = records.requests
+    started_s = r.scheduled_s
+    if deployment.decode is not None:  # WAA may form a batch while earlier ones are in front
+        formed_s, batch = np.unique(r.scheduled_s, return_inverse=True)
+        first_s, _ = _prefill_stages_s(r, deployment.cost)
+        begin_s, free_s = np.empty(len(formed_s)), 0.0
+        for i, formed in enumerate(formed_s.tolist()):
+            begin_s[i] = max(formed, free_s)
+            free_s = begin_s[i] + first_s[i]
+        started_s = begin_s[batch]
+    from_s, to_s = _window(started_s)
+    inside = (started_s >= from_s) & (started_s < to_s)
+    return output[inside], (r.finished_s - started_s)[inside], inside.sum() / (to_s - from_s)
+
+
+def _prefill_stages_s(requests: RequestRecords, cost: CostTables) -> tuple[np.ndarray, np.ndarray]:
+    """Return [batches] seconds in the first stage and in the slowest one, in the order in which they were formed."""
+    batch = np.unique(requests.scheduled_s, return_inverse=True)[1]
+    order = np.argsort(batch, kind="stable")
+    batches = np.split(requests.prompt_tokens[order], np.cumsum(np.bincount(batch))[:-1])
+    reader = CostReader(cost)
+    stages = [reader.step(0, 0, [(tokens, 0) for tokens in one.tolist()]).stages_s for one in batches]
+    return np.array([one[0] for one in stages]), np.array([max(one) for one in stages])
+
+
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    return tuple(float(end) for end in np.quantile(values, [0.025, 0.975]))
+
+
+# Errors of the estimates of random schedules
+AT_RANDOM = tuple((ex.OPT, task) for task in ex.TASKS)
+AT_RANDOM += ((ex.T5, "s"), (ex.GPT39, "s"), (ex.GPT39, "t"), (ex.GPT101, "c1"))
+PER_STRATEGY = 12
+REQUESTS = 60_000
+
+
+def errors(_: Path, quick: bool) -> dict[str, Any]:
+    """Return P95 over the relative errors of throughput and latency of random schedules, which are resampled."""
+    found = []
+    for seed, strategies in ((7, (Strategy.RRA,)), (8, ex.WAA)):
+        rng = np.random.default_rng(seed)
+        for served, task in AT_RANDOM[:1] if quick else AT_RANDOM:
+            if strategies != ex.WAA or served != ex.T5:  # the engine does not simulate WAA of an encoder-decoder
+                found += _random_schedules(served, task, strategies, rng, 2 if quick else PER_STRATEGY)
+    both, rng = np.abs([[one["rps_error"], one["latency_error"]] for one in found]), np.random.default_rng(0)
+    again = [np.quantile(both[rng.integers(len(both), size=len(both))], 0.95) for _ in range(2000)]
+    throughput_p95, latency_p95 = np.quantile(both, 0.95, axis=0).tolist()
+    details = {"schedules": len(both), "throughput_p95": throughput_p95, "latency_p95": latency_p95}
+    details["worst"] = [found[i] for i in np.argsort(-both.max(axis=1))[:20]]
+    return {"exegpt.estimator_error_p95": {"value": float(np.quantile(both, 0.95)), "ci": _interval(again)} | details}
+
+
+def _random_schedules(served, task: str, strategies, rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
+    """Draw schedules that fit in memory: batch and phase or split on a logarithmic scale, any degree and groups."""
+    of, found = ex.estimator(served, task), []
+    spaces = [space for space in ex.planner(of, strategies).spaces if space.size]
+    while spaces and len(found) < count:
+        space = spaces[rng.integers(len(spaces))]
+        *logarithmic, last = (np.array(one.values) for one in space.variables)
+        point = [int(values[int(len(values) ** rng.random()) - 1]) for values in logarithmic] + [int(rng.choice(last))]
+        if np.isfinite(space.perf_uncached(np.array([point], dtype=np.int64)).latency_s[0]):
+            found.append(_compared(of, space.controls(tuple(point)), len(found), f"{served.name}, {task}"))
+    return found
+
+
+def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[str, Any]:
+    """Return the relative errors of one schedule; its latency is that of outputs near the quantile."""
+    expected, setting = of.estimate([controls]), of.setting
+    output, duration_s, rps = _in_window(of, controls, REQUESTS, seed)
+    quantile, rra = setting.task.output_quantile(setting.assumptions.level), controls.strategy is Strategy.RRA
+    long = np.abs(output - quantile) <= max(0.01 * quantile, 0 if rra else 2)
+    if rra:  # only outputs that need as many phases
+        phases = -(-(output - setting.assumptions.encode_output_tokens) // controls.decode_steps)
+        long &= phases == -(-setting.iterations // controls.decode_steps)
+    assert long.sum() > 5
+    rps_error = float(expected.throughput_rps[0] / rps) - 1
+    latency_error = float(expected.latency_s[0] / duration_s[long].mean()) - 1
+    return {"of": name, "controls": _words(controls), "rps_error": rps_error, "latency_error": latency_error}
+
+
+def _words(controls: Controls) -> str:
+    steps = f", N_D = {controls.decode_steps}" if controls.strategy is Strategy.RRA else ""
+    name = controls.strategy.value.upper()
+    return f"{name}, B_E = {controls.prefill_batch}{steps}, {controls.tp_groups} x TP {controls.tp}"
+
+
+# Bounds: whether choices meet them, with and without dynamic adjustment
+BOUND_REQUESTS, LATE, UNLIKELY = 40_000, 0.01, 0.001
+"""A bound limits the latency at which the work's range is 99 %, so that 1 % may be late."""
+
+
+def bounds(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the share of outputs near the quantile that took longer than the bound, over all choices."""
+    from scipy.stats import binom
+
+    found = [one for pair in ([(ex.OPT, "s")] if quick else ex.EVERYTHING) for one in _bounds_of(*pair)]
+    late, count = (np.array([one[name] for one in found]) for name in ("late", "requests"))
+    drawn = np.random.default_rng(0).integers(len(found), size=(2000, len(found)))
+    odd = [one for one in found if binom.sf(one["late"] - 1, one["requests"], LATE) < UNLIKELY]
+    unit, ci = "share of outputs of the quantile", _interval(late[drawn].sum(axis=1) / count[drawn].sum(axis=1))
+    value = {"value": float(late.sum() / count.sum()), "unit": unit, "better": "lower", "target": LATE, "ci": ci}
+    details = {"choices": len(found), "outputs": int(count.sum()), "broke_more_than_chance_explains": odd}
+    return {"exegpt.bound_broken_share": value | details}
+
+
+def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
+    """Simulate each strategy's choice under each finite bound; count late outputs within 0.5 % below the quantile."""
+    bounds_s = ex.faster_transformer(ex.estimator(served, task)).bounds_s()[:-1]
+    for threshold in (None, 0.05):
+        of = ex.estimator(served, task, assumptions=Assumptions(threshold=threshold))
+        for strategies in ((Strategy.RRA,), *((ex.WAA,) if served != ex.T5 else ())):
+            plan = ex.planner(of, strategies)
+            for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=False):
+                choice = ex.chosen(plan, bound_s)
+                if choice is None:
+                    continue
+                output, duration_s, _ = _in_window(of, choice.controls, BOUND_REQUESTS, 3, threshold)
+                quantile = of.setting.bound_tokens
+                duration_s = duration_s[(output <= quantile) & (output >= 0.995 * quantile)]
+                about = {"of": f"{served.name}, {task}, bound {bound}, {choice.row.words}", "threshold": threshold}
+                yield about | {"requests": len(duration_s), "late": int((duration_s > bound_s).sum())}
+
+
+# Table 7: stage times of OPT-13B and task S, with and without dynamic adjustment
+STAGE_REQUESTS, LEVEL = 40_000, 0.99
+SCHEDULES = {  # of the paper, and such that decode on one stage, so that a step is a stage's time
+    "paper_11.5s": ("the paper's at 11.5 s", Controls(Strategy.RRA, 52, 13, tp=4, tp_groups=1)),
+    "paper_none": ("the paper's, no bound", Controls(Strategy.RRA, 49, 7, tp=4, tp_groups=1)),
+    "paper_3.1s": ("the paper's at 3.1 s", Controls(Strategy.WAA_C, 4, 1, tp=2, tp_groups=2)),
+    "paper_5.9s": ("the paper's at 5.9 s", Controls(Strategy.WAA_C, 10, 1, tp=2, tp_groups=2)),
+}
+
+
+def variance(_: Path, quick: bool) -> dict[str, Any]:
+    """Return a row per schedule and threshold of the dynamic adjustment: its value is the range of an encoding."""
+    of, schedules = ex.estimator(ex.OPT, "s"), dict(SCHEDULES)
+    if not quick:
+        sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
+        row = next(side.best for side in sides if side.tp == ex.OPT.gpus)
+        rra = Controls(Strategy.RRA, row.prefill_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
+        waa = ex.chosen(ex.planner(of, ex.WAA), ex.faster_transformer(of).bounds_s()[0]).controls
+        schedules |= {"ours_none": ("ours at TP 4, no bound", rra), "ours_10": ("ours under the 10 % bound", waa)}
+    rows = {}
+    for name, (title, controls) in schedules.items():
+        for threshold in (None, 0.1, 0.05):
+            label = "as_it_comes" if threshold is None else f"within_{100 * threshold:.0f}_percent"
+            row = _stage_times(of, controls, threshold, STAGE_REQUESTS // 8 if quick else STAGE_REQUESTS)
+            rows[f"exegpt.variance.{name}.{label}"] = row | {"schedule": f"{title}: {_words(controls)}"}
+    return rows
+
+
+def _stage_times(of: Estimator, controls: Controls, threshold: float | None, count: int) -> dict[str, Any]:
+    """Return mean and 99 % range of encodings and of decode iterations, throughput and P99 latency."""
+    deployment, _, records = _run(of, controls, count, 3, threshold=threshold, keep_steps=10**7)
+    requests, steps = records.requests, records.steps
+    from_s, to_s = _window(np.sort(requests.scheduled_s))
+    served = (requests.scheduled_s >= from_s) & (requests.scheduled_s < to_s)
+    inside = (steps.start_s >= from_s) & (steps.start_s < to_s)
+    if controls.strategy is Strategy.RRA:
+        duration_s, encodes = (steps.end_s - steps.start_s)[inside], steps.prefill_seqs[inside] > 0
+        assert 0 < encodes.sum() < len(encodes)
+        encode, decode = _spread(duration_s[encodes]), _spread(duration_s[~encodes])
+        decode["range_at_its_place"] = _range(_over_mean_at_place(duration_s, encodes))
+    else:
+        assert deployment.decode is not None
+        assert deployment.decode.parallel.pp == 1
+        formed_s, (_, slowest_s) = np.unique(requests.scheduled_s), _prefill_stages_s(requests, deployment.cost)
+        encode = _spread(slowest_s[(formed_s >= from_s) & (formed_s < to_s)])
+        decode = _spread((steps.end_s - steps.start_s)[inside & (steps.replica == deployment.parallel.replicas)])
+    value = {"value": encode["range"], "unit": "relative", "better": "lower", "ci": encode["ci"]}
+    value |= {"threshold": threshold, "encode": encode, "decode": decode, "rps": float(served.sum() / (to_s - from_s))}
+    return value | {"latency_p99_s": float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99))}
+
+
+def _over_mean_at_place(duration_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:
+    """Return [decodes] times over the mean of those equally long after an encoding: a batch shrinks in a phase."""
+    started = np.maximum.accumulate(np.where(encodes, np.arange(len(encodes)), -1))
+    decodes = (started >= 0) & ~encodes
+    place, seconds = (np.arange(len(encodes)) - started)[decodes], duration_s[decodes]
+    mean_s = np.bincount(place, weights=seconds) / np.maximum(np.bincount(place), 1)
+    return seconds / mean_s[place]
+
+
+def _spread(seconds: np.ndarray) -> dict[str, Any]:
+    """Return mean, range, and the range's interval from resampled blocks of consecutive values."""
+    rng, blocks = np.random.default_rng(0), np.array_split(seconds, 40)
+    again = [_range(np.concatenate([blocks[i] for i in rng.integers(40, size=40)])) for _ in range(400)]
+    return {"mean_s": float(seconds.mean()), "range": _range(seconds), "ci": _interval(again)}
+
+
+def _range(seconds: np.ndarray) -> float:
+    """Return half of the width that contains 99 %, relative to the mean."""
+    low, high = np.quantile(seconds, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float((high - low) / 2 / seconds.mean())
