@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -140,38 +141,37 @@ class Engine(Protocol):
         ...
 
 
-class Launcher(Protocol):
+class Launcher(ABC):
     """Starts and stops engines; a cancelled start is undone. ``is_placed``: engines use GPUs of the cluster."""
 
-    is_placed: bool
+    is_placed = True
 
+    @abstractmethod
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
         """Return a replica on these GPUs that is ready for requests.
 
         Raises:
             EngineError: It did not start; the message holds the last lines of its log.
         """
-        ...
 
+    @abstractmethod
     async def stop(self, engine: Engine) -> None:
-        """End an engine, alive or dead, and all its processes."""
-        ...
+        """End an engine, alive or dead, and all its processes; return when its GPUs are free."""
 
-    async def sleep(self, engine: Engine) -> bool:
+    async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - of launchers whose engines sleep
         """Free the GPUs of an engine that can be woken; return False if it cannot sleep and was left as it is."""
-        ...
+        return False
 
     async def wake(self, engine: Engine) -> None:
         """Make a sleeping engine ready again; raise EngineError if it fails."""
-        ...
+        raise EngineError(f"{engine.description} was never put to sleep")
 
-    def hurry(self) -> None:
-        """Kill engines from now on instead of waiting for their end."""
-        ...
+    def hurry(self) -> None:  # noqa: B027 - there may be nothing to kill
+        """Kill engines from now on instead of waiting for their end, those that are starting or ending included."""
 
+    @abstractmethod
     async def close(self) -> None:
         """End all engines."""
-        ...
 
 
 _REASON_FAULTS = {
@@ -231,13 +231,7 @@ def max_tokens(body: Mapping[str, Any]) -> int | None:
 
 
 class HttpEngine:
-    """A replica at an address.
-
-    Args:
-        server: Its address and how requests are sent.
-        max_num_seqs: Its concurrency limit.
-        alive: Returns whether its process runs; None: the engine was started by others.
-    """
+    """A replica at an address; ``alive`` returns whether its process runs (None: others started the engine)."""
 
     def __init__(self, server: Server, max_num_seqs: int, alive: Callable[[], bool] | None = None) -> None:
         self.server, self.max_num_seqs, self.description = server, max_num_seqs, server.shown

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from lengthwise.apps.launch.engine import Launcher
 from lengthwise.apps.launch.simulated import run_virtually
-from lengthwise.apps.ledger.contracts import Ledger, State
+from lengthwise.apps.ledger.contracts import State
+from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.apps.run import job as owners
 from lengthwise.apps.run.dispatch import (
     ModelDispatcher,
@@ -34,7 +36,7 @@ from lengthwise.apps.run.progress import (
     shape_of,
     work_done,
 )
-from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedState
+from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedState, watched
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -48,9 +50,7 @@ class Coordinator:
     """One run of a job; ``run`` is called once.
 
     Args:
-        job: What to run.
         ledger: Stores the outputs; stays open.
-        launcher: Starts the engines.
         now_s: Wall clock (UTC) of leases, seconds.
         monitor: Called with the progress, every ``watch_s``.
         watch_s: Seconds between checks of the engines.
@@ -119,7 +119,7 @@ class Coordinator:
                 self._started(retained)
             self._clock.before = work_done(job, self._by_model(await writer.call(self._ledger.counts)))
             for work in (writer.run(), self._renew_leases(), self._save_drafts(), self._supervise()):
-                self._watch(loop.create_task(work))
+                self._watch(work)
             await self._follow_plan(PlanTracker(job))
         except EngineError as error:
             failed = error
@@ -170,15 +170,10 @@ class Coordinator:
             if self._error is not None:
                 raise self._error
 
-    def _watch(self, task: asyncio.Task[None] | None) -> None:
-        """Cancel a task when the run ends, and end the run if it fails."""
-        if task is not None:
-            self._tasks.append(task)
-            task.add_done_callback(self._on_task_end)
-
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_error(error)
+    def _watch(self, work: Coroutine[Any, Any, None] | None) -> None:
+        """Work until the run ends, and end the run if that fails."""
+        if work is not None:
+            self._tasks.append(watched(work, self._on_error))
 
     def _on_error(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -269,7 +264,7 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await interrupt([task for one in self._dispatchers for slot in one.slots for task in slot.active.values()])
+            await interrupt([task for one in self._dispatchers for task in one.active_tasks])
             for dispatcher in self._dispatchers:
                 await dispatcher.close(dispatcher.slots, keep=not self._forced)
             await self._writer.flush()
@@ -289,16 +284,9 @@ def run_simulated(
     watch_s: float = 60.0,
     started: Callable[[Reused], None] | None = None,
 ) -> RunResult:
-    """Run a job on simulated engines in virtual time.
+    """Run a job on simulated engines in virtual time, in which the ledger's times and ``watch_s`` are too.
 
-    Args:
-        job: What to run.
-        ledger: Stores the outputs; its times are virtual too.
-        launcher: Of simulated engines.
-        from_s: Clock at the start: later than that of the run that is resumed.
-        monitor: As of ``Coordinator``.
-        watch_s: As of ``Coordinator``, virtual seconds.
-        started: As of ``Coordinator``.
+    ``from_s``: clock at the start, later than that of the run that is resumed; the rest is as of ``Coordinator``.
     """
 
     async def main() -> RunResult:
@@ -323,16 +311,8 @@ def run_on_engines(
     """Run a job on real engines.
 
     The first SIGINT or SIGTERM stops leasing, interrupts running requests, saves their tokens and ends the engines; the
-    second one kills the engines. The ledger is consistent either way.
-
-    Args:
-        job: What to run.
-        ledger: Stores the outputs.
-        launcher: Of the engines.
-        monitor: As of ``Coordinator``.
-        watch_s: As of ``Coordinator``.
-        stopping: Called with the number of signals so far.
-        started: As of ``Coordinator``.
+    second one kills the engines. The ledger is consistent either way. ``stopping`` is called with the number of signals
+    so far; the rest is as of ``Coordinator``.
     """
 
     async def main() -> RunResult:

@@ -11,7 +11,7 @@ from lengthwise.apps.launch.engine import Engine, Launcher
 from lengthwise.apps.launch.local import KIND
 from lengthwise.apps.run.dispatch import ModelDispatcher
 from lengthwise.apps.run.job import Placer, Plans
-from lengthwise.apps.run.task_state import ReplicaSlot
+from lengthwise.apps.run.task_state import ReplicaSlot, watched
 from lengthwise.schema.app import ModelPlan, Placement, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -65,34 +65,19 @@ def silent(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: 
     for slot in slots:
         if slot.restart is not None and not slot.restart.done():
             continue
-        engine = slot.engine
-        planned_s = placer.ready_s(slot.plan) if engine is None else 0.0
-        since_s = slot.started_s if engine is None else slot.last_progress_s(now_s)
-        if now_s - since_s > max(MIN_SILENCE_S, _PLANNED_FACTOR * planned_s):
-            found.append(
-                Silent(
-                    slot.plan.model,
-                    slot.gpus,
-                    "" if engine is None else engine.description,
-                    since_s - start_s,
-                    now_s - since_s,
-                    planned_s,
-                    slot.starts,
-                    slot.plan.gpu != KIND,
-                )
-            )
+        if slot.engine is None:
+            description, since_s, planned_s = "", slot.started_s, placer.ready_s(slot.plan)
+        else:
+            description, since_s, planned_s = slot.engine.description, slot.last_progress_s(now_s), 0.0
+        plan, for_s, is_placed = slot.plan, now_s - since_s, slot.plan.gpu != KIND
+        if for_s > max(MIN_SILENCE_S, _PLANNED_FACTOR * planned_s):
+            times = since_s - start_s, for_s, planned_s
+            found.append(Silent(plan.model, slot.gpus, description, *times, slot.starts, is_placed))
     return tuple(found)
 
 
 class Fleet:
-    """All engines of a run.
-
-    Args:
-        launcher: Starts and stops engines.
-        dispatchers: By model.
-        on_error: Called with the error of an engine that does not start.
-        report: Called with every switch.
-    """
+    """All engines of a run; ``dispatchers`` by model, ``on_error`` gets the error of an engine that does not start."""
 
     def __init__(
         self,
@@ -148,20 +133,12 @@ class Fleet:
         for model in sorted({slot.plan.model for slot in leave}):
             await self._dispatchers[model].close([slot for slot in leave if slot.plan.model == model])
         for slot in leave:
-            leaving = asyncio.get_running_loop().create_task(self._leave(slot))
+            leaving = watched(self._leave(slot), self._on_error)
             self._leaving[leaving] = slot.gpus
-            leaving.add_done_callback(self._left)
+            leaving.add_done_callback(self._leaving.pop)
         for (_, _, gpus), plan in new.items():
             self.slots.append(slot := ReplicaSlot(plan, gpus))
             self._start(slot)
-
-    def _left(self, leaving: asyncio.Task[None]) -> None:
-        del self._leaving[leaving]
-        self._raise_error(leaving)
-
-    def _raise_error(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_error(error)
 
     async def _leave(self, slot: ReplicaSlot) -> None:
         """Free the GPUs of a slot."""
@@ -180,8 +157,7 @@ class Fleet:
             await self._launcher.stop(engine)
 
     def _start(self, slot: ReplicaSlot) -> None:
-        slot.startup = asyncio.get_running_loop().create_task(self._open(slot))
-        slot.startup.add_done_callback(self._raise_error)
+        slot.startup = watched(self._open(slot), self._on_error)
 
     async def _open(self, slot: ReplicaSlot) -> None:
         """Make an engine ready, once the engines that leave its GPUs are gone."""
@@ -228,10 +204,9 @@ class Fleet:
         """Restart the engine of a slot; its tasks are released."""
         if slot in self.slots and slot.engine is not None:
             engine, slot.engine = slot.engine, None
-            slot.restart = asyncio.get_running_loop().create_task(self._restart(slot, engine, died=died))
+            slot.restart = watched(self._restart(slot, engine, died=died), self._on_error)
             self._restarting.add(slot.restart)
             slot.restart.add_done_callback(self._restarting.discard)
-            slot.restart.add_done_callback(self._raise_error)
 
     async def _restart(self, slot: ReplicaSlot, engine: Engine, *, died: bool) -> None:
         dispatcher = self._dispatchers[slot.plan.model]

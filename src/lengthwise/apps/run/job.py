@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from lengthwise.apps import placement
 from lengthwise.apps.launch.engine import COMPLETIONS, Ask
-from lengthwise.apps.ledger.contracts import Ledger, Output, State
+from lengthwise.apps.ledger.contracts import Output, State
+from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.schema.app import AppPlan, AppStage, Cluster, ModelPlan, Placement, TaskDraw, Tasks
 from lengthwise.schema.errors import InputError, InternalError
 

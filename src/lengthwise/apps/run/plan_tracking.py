@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from lengthwise.apps.ledger.contracts import FINISHED, State
 from lengthwise.apps.placement import Now, next_plans
-from lengthwise.apps.run.job import Job, Layout, PlanDeviation, Plans, RevisedPlan, RunPlan
+from lengthwise.apps.run.job import Job, Layout, PlanDeviation, Plans, Replan, RevisedPlan, RunPlan
 from lengthwise.apps.run.task_state import LedgerWriter
 from lengthwise.schema.app import Placement
 from lengthwise.schema.errors import InternalError, LengthwiseError
@@ -58,30 +58,6 @@ class Status:
         return self.total == self.completed
 
 
-class ModelDependencies:
-    """Which models wait for the outputs of which."""
-
-    def __init__(self, layout: Layout) -> None:
-        tasks = layout.tasks
-        child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
-        pairs = np.unique(tasks.model[tasks.parent] * len(tasks.models) + tasks.model[child])
-        self._children: dict[int, set[int]] = {}
-        for pair in pairs.tolist():
-            parent, model = divmod(pair, len(tasks.models))
-            self._children.setdefault(parent, set()).add(model)
-
-    def blocked(self, status: Status, running: Collection[int]) -> frozenset[int]:
-        """Return the running models that have no work until a model finishes tasks that does not run."""
-        reached = {model for model in running if status.available[model]}
-        open_ = sorted(reached)
-        while open_:
-            for model in self._children.get(open_.pop(), ()):
-                if model in running and model not in reached:
-                    reached.add(model)
-                    open_.append(model)
-        return frozenset(m for m in running if m not in reached and m not in status.finished)
-
-
 class PlanTracker:
     """Where in its plan a run is.
 
@@ -93,7 +69,9 @@ class PlanTracker:
     """
 
     def __init__(self, job: Job) -> None:
-        self._job, self._dependencies = job, ModelDependencies(job.layout)
+        self._job, tasks = job, job.layout.tasks
+        child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
+        self._waits = set(zip(tasks.model[tasks.parent].tolist(), tasks.model[child].tolist(), strict=True))
         self.run_plan: RunPlan = job.run_plan
         self.from_s = 0.0
         self.now = Now(-1, ())
@@ -108,7 +86,7 @@ class PlanTracker:
             InternalError: The running models have no work, and the plan starts no other.
         """
         running = {plan.model for plan in self.now.plans}
-        self.blocked = self._dependencies.blocked(status, running)
+        self.blocked = self._blocked(status, running)
         before, last = self.now, (status.finished, self.blocked)
         if last == self._last:
             return None
@@ -128,6 +106,15 @@ class PlanTracker:
             left = sorted(set(range(len(status.total))) - status.finished)
             raise InternalError(f"models {left} are left, and the plan has none for them")
         return self.now.plans
+
+    def _blocked(self, status: Status, running: Collection[int]) -> frozenset[int]:
+        """Return the running models that have no work until a model finishes tasks that does not run."""
+        reached: set[int] = set()
+        new = {model for model in running if status.available[model]}
+        while new:
+            reached |= new
+            new = {child for parent, child in self._waits if parent in new and child in running} - reached
+        return frozenset(set(running) - reached - status.finished)
 
     def deviation(self, status: Status, at_s: float, *, always: bool = False) -> PlanDeviation | None:
         """Return the state of the run if the stage before ended too early or this one is late, once for each stage.
@@ -176,8 +163,6 @@ class PlanMonitor:
     """Searches for better plans while the run continues.
 
     Args:
-        job: The run.
-        writer: Of its ledger.
         written_tokens: Returns the tokens of unfinished outputs, by place.
         placement: Returns the GPUs of all engines.
         report: Called with "replan" or "keep" and the reason; there may be another plan to follow.
@@ -193,19 +178,19 @@ class PlanMonitor:
     ) -> None:
         self._job, self._writer, self._report = job, writer, report
         self._written_tokens, self._placement = written_tokens, placement
-        self._search: asyncio.Task[None] | None = None
+        self._is_searching = False
         self._checks = self._replans = self._searches = 0
         self._next_check_s: float | None = None
 
-    def seek(self, tracker: PlanTracker, at_s: Callable[[], float]) -> asyncio.Task[None] | None:
-        """Start to wait for the plan that is still searched for; return None if there is no such search.
+    def seek(self, tracker: PlanTracker, at_s: Callable[[], float]) -> Coroutine[Any, Any, None] | None:
+        """Return the wait for the plan that is still searched for, to be started now; None: there is no such search.
 
         ``at_s`` returns seconds since the start of the run.
         """
         if self._job.seek is None:
             return None
-        self._search = asyncio.get_running_loop().create_task(self._follow_sought(tracker, self._job.seek, at_s))
-        return self._search
+        self._is_searching = True
+        return self._follow_sought(tracker, self._job.seek, at_s)
 
     async def _follow_sought(
         self, tracker: PlanTracker, seek: Callable[[], RunPlan], at_s: Callable[[], float]
@@ -219,17 +204,13 @@ class PlanMonitor:
             tracker.follow(run_plan, 0.0 if same_start else at_s())
             if not same_start:
                 self._report("replan", "a better plan was found, which begins with other engines")
-        self._search = None
+        self._is_searching = False
 
-    def check(self, tracker: PlanTracker, status: Status, at_s: float) -> asyncio.Task[None] | None:
-        """Start a search for a better plan if there is reason to; return its task, whose errors must be handled."""
-        limit = self._job.settings.replans
-        if (
-            self._job.replan is None
-            or self._search is not None
-            or self._replans >= limit
-            or self._searches >= SEARCHES_PER_REPLAN * limit
-        ):
+    def check(self, tracker: PlanTracker, status: Status, at_s: float) -> Coroutine[Any, Any, None] | None:
+        """Return the search for a better plan, to be started now; None: there is no reason for one."""
+        limit, replan = self._job.settings.replans, self._job.replan
+        is_spent = self._replans >= limit or self._searches >= SEARCHES_PER_REPLAN * limit
+        if replan is None or self._is_searching or is_spent:
             return None
         deviation = tracker.deviation(status, at_s)
         if deviation is None and tracker.end_s is not None and self._checks < MAX_CHECKS:
@@ -241,12 +222,10 @@ class PlanMonitor:
                 deviation = tracker.deviation(status, at_s, always=True)
         if deviation is None:
             return None
-        self._search = asyncio.get_running_loop().create_task(self._replan(tracker, deviation, at_s))
-        return self._search
+        self._is_searching = True
+        return self._replan(tracker, replan, deviation, at_s)
 
-    async def _replan(self, tracker: PlanTracker, deviation: PlanDeviation, at_s: float) -> None:
-        replan = self._job.replan
-        assert replan is not None
+    async def _replan(self, tracker: PlanTracker, replan: Replan, deviation: PlanDeviation, at_s: float) -> None:
         found = None
         try:
             completed = await self._writer.call(self._writer.ledger.lengths)
@@ -266,4 +245,4 @@ class PlanMonitor:
             self._replans += found.is_new
             tracker.follow(found.run_plan, at_s)
             self._report("replan" if found.is_new else "keep", found.description)
-        self._search = None
+        self._is_searching = False

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.apps.ledger.contracts import FINISHED, Ledger, State
+from lengthwise.apps.ledger.contracts import FINISHED, State
+from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.apps.run.dispatch import Reused
 from lengthwise.apps.run.fleet import Silent, silent
 from lengthwise.apps.run.job import ENGINES, Layout, alive

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.ledger import FILE, TableLedger, open_ledger
-from lengthwise.apps.ledger.contracts import Ledger, State
+from lengthwise.apps.ledger.contracts import State
+from lengthwise.apps.ledger.table_ledger import FILE, Ledger, open_ledger
 from lengthwise.apps.run.job import Ints, Job, Layout
 from lengthwise.apps.run.progress import RunResult
 from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
@@ -268,7 +268,7 @@ class RunFolder:
             raise InputError(f"{self.path} holds a run already: go on with it by --resume, or name another folder")
 
     @contextmanager
-    def taken(self, *, resume: bool) -> Iterator[TableLedger]:
+    def taken(self, *, resume: bool) -> Iterator[Ledger]:
         """Lock the folder for this process and yield its ledger; ``resume`` allows to continue an earlier run.
 
         Raises:
