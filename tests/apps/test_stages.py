@@ -143,11 +143,11 @@ def test_progress_read_off_the_curve_is_that_of_the_tasks():
 def test_one_of_many_equal_replicas_stands_for_all_within_a_few_percent(monkeypatch):
     plan = ModelPlan(0, KIND, 4)
     stages = world([2000])
-    short = stages.runs.run(plan, stages.runs.fresh(0))
+    short = stages.runs.run(plan, stages.runs.fresh[0])
     assert stages.runs.simulated_requests == 500
     monkeypatch.setattr("lengthwise.apps.plan.stages.REPRESENTED_TASKS", 10**9)
     stages = world([2000])
-    full = stages.runs.run(plan, stages.runs.fresh(0))
+    full = stages.runs.run(plan, stages.runs.fresh[0])
     assert stages.runs.simulated_requests == 2000
     assert short.seconds == pytest.approx(full.seconds, rel=0.05)
 

@@ -234,11 +234,6 @@ class Call:
         """Return the expressions that it has."""
         return tuple(text for text in (self.when, self.fan.each, self.fan.over, self.body) if text)
 
-    @property
-    def is_mapping(self) -> bool:
-        """Return whether the output is a mapping by model."""
-        return isinstance(self.model, tuple)
-
 
 @dataclass(frozen=True)
 class Loop:
@@ -266,13 +261,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class App:
-    """An application; its names and templates are checked on construction.
-
-    Attributes:
-        models: Models by name.
-        calls: Calls; their order is that of outputs in exports.
-        loops: Loops over some of the calls.
-        name: Name in reports.
+    """An application; its names and templates are checked on construction. Exports have its calls in their order.
 
     Raises:
         InputError: A name is unknown, a template has an error, or calls wait for one another in a cycle.
@@ -287,10 +276,6 @@ class App:
         for column in ("models", "calls", "loops"):
             object.__setattr__(self, column, tuple(getattr(self, column)))
         _check(self)
-
-    def model_index(self, name: str) -> int:
-        """Return the number of a model."""
-        return [model.name for model in self.models].index(name)
 
     def loop_of(self, call: str) -> Loop | None:
         """Return the loop that contains a call."""
@@ -352,7 +337,8 @@ def references(app: App, call: Call) -> References:
 
 def until_calls(app: App, loop: Loop) -> frozenset[str]:
     """Return the calls in a loop's end condition."""
-    return expression(loop.until).names.plain & {one.name for one in app.calls} if loop.until else frozenset()
+    plain = expression(loop.until).names.plain if loop.until else frozenset()
+    return plain & {one.name for one in app.calls}
 
 
 Unit = tuple[str, ...]
@@ -449,7 +435,7 @@ def _check_call(app: App, call: Call) -> None:  # noqa: C901 - one check after a
         raise InputError(f"call {call.name!r} of api {COMPLETION!r} takes one prompt; system and messages are chat's")
     if not 0 <= call.when_share <= 1:
         raise InputError(f"when_share of call {call.name!r} must be from 0 to 1; it is {call.when_share}")
-    if call.is_mapping and (call.fan.is_list or call.fan.over):
+    if isinstance(call.model, tuple) and (call.fan.is_list or call.fan.over):
         raise InputError(f"call {call.name!r} names several models; it cannot fan out as well. Make it two calls")
     try:
         _parsed(call)

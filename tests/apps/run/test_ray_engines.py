@@ -82,7 +82,7 @@ def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(c
     async def kill(one, launcher):
         await until(lambda: len(launcher._running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
-        await until(lambda: sum(line.active for line in one._lines) > 0)
+        await until(lambda: sum(line.active for line in one._dispatchers) > 0)
         os.kill(seen[0][which], signal.SIGKILL)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -145,7 +145,7 @@ def test_killed_while_it_answers_on_ray_its_tokens_are_gone_on_from(cluster, tmp
     async def kill(one, launcher):
         await until(lambda: len(launcher._running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
-        going = one._lines[0].slots[0].active
+        going = one._dispatchers[0].slots[0].active
         await until(lambda: any(len(work.draft.output_ids) >= 3 for work in going.values()))
         os.kill(await asyncio.to_thread(pid_of, launcher, "m0", which), signal.SIGKILL)
 
@@ -235,7 +235,7 @@ def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
 
     def is_begun(one):
         deaf = [log for log in (tmp_path / "logs").glob("*.log") if "deaf" in log.read_text()]
-        return sum(line.active for line in one._lines) > 1 if ready else len(deaf) == 2
+        return sum(line.active for line in one._dispatchers) > 1 if ready else len(deaf) == 2
 
     async def stop(one, _):
         await until(lambda: is_begun(one))
@@ -248,5 +248,5 @@ def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(asyncio.wait_for(play(job_of(chained(), BOTH), ledger, launcher, stop), 90.0))
     assert ended.exit_code == 130
-    assert not launcher._present
+    assert not launcher._placed
     assert gone([pid for both in begun for pid in both])

@@ -188,7 +188,7 @@ def test_stopped_again_while_engines_are_being_ended_it_kills_them(tmp_path, com
     launcher = local(tmp_path, ("m0", "m1"), command=command, timeouts=PATIENT, **SLOW)
 
     def going(one):
-        return len(engines(launcher)) == 2 and sum(line.active for line in one._lines) > 1
+        return len(engines(launcher)) == 2 and sum(line.active for line in one._dispatchers) > 1
 
     stopped_twice(tmp_path, launcher, going, lambda: not launcher._running)
     resumed(tmp_path, complete)
@@ -238,8 +238,8 @@ def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, complete,
     async def kill(one, launcher):
         await until(lambda: len(engines(launcher)) == 2)
         _, pid = engines(launcher)[0]
-        await until(lambda: sum(line.active for line in one._lines) > 0)
-        for line in one._lines:
+        await until(lambda: sum(line.active for line in one._dispatchers) > 0)
+        for line in one._dispatchers:
             for slot in line.slots:
                 await until(
                     lambda slot=slot: all(len(w.draft.output_ids) >= min(after, 5) for w in slot.active.values())
@@ -402,7 +402,7 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_pa
             await until(lambda: len(engines(launcher)) == 2)
             pids.extend(pid for _, pid in engines(launcher))
             # The file may not grow any more: what a full disk does to SQLite.
-            await one._books.call(
+            await one._writer.call(
                 lambda: calls.append(ledger._store._connection.execute("PRAGMA max_page_count = 1").fetchone())
             )
 
@@ -432,10 +432,10 @@ def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, complete):
         # Engines that were held off before they have work have no endings that could wait.
         await until(lambda: leased_and_held(other))
         before = other.execute("SELECT count(*) FROM results").fetchone()
-        await until(one._books._writing.locked)
+        await until(one._writer._writing.locked)
         await asyncio.sleep(1.0)
         same = other.execute("SELECT count(*) FROM results").fetchone() == before
-        waited.append(same and one._books._writing.locked())
+        waited.append(same and one._writer._writing.locked())
         other.execute("ROLLBACK")
         other.close()
 
@@ -468,7 +468,7 @@ def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_
     lost, taken_over = [], []
 
     async def steal(one, launcher):
-        await until(lambda: sum(line.active for line in one._lines) >= 4)
+        await until(lambda: sum(line.active for line in one._dispatchers) >= 4)
 
         def taken():
             # As if this coordinator had slept through its leases, and another had taken them and died.
@@ -476,7 +476,7 @@ def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_
             lost.append(one._ledger.expire(now_s=time.time() + 0.001))
             taken_over.extend(one._ledger.lease(0, 3, owner=other, now_s=time.time(), lease_s=1.0))
 
-        await one._books.call(taken)
+        await one._writer.call(taken)
 
     with open_ledger(place) as ledger:
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), steal))

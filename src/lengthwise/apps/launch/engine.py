@@ -126,7 +126,6 @@ class Engine(Protocol):
     @property
     def is_alive(self) -> bool:
         """Return whether it runs, as far as is known without a request."""
-        ...
 
     async def generate(self, request: Ask, draft: Draft) -> Output:
         """Return the output; ``draft`` is continued and grows meanwhile. Cancellation stops the engine's work.
@@ -134,11 +133,9 @@ class Engine(Protocol):
         Raises:
             FailedError: There is no valid answer.
         """
-        ...
 
     async def stopped(self, within_s: float) -> bool:
         """Return whether it has died; wait so long for it to show."""
-        ...
 
 
 class Launcher(ABC):

@@ -97,8 +97,6 @@ class PostgresStore(Store):
                     raise
         raise AssertionError("unreachable")
 
-    _reading = _transaction
-
     def _came(self, columns: list[list[str]]) -> str:
         values = ", ".join(f"?::{self.words[kind]}[]" for _, kind in columns)
         return f"unnest({values}) AS came ({', '.join(name for name, _ in columns)})"

@@ -163,7 +163,7 @@ class Store(ABC):
     def read(self, work: Callable[[Self], Work]) -> Work:
         """Return the result of ``work`` without blocking writers."""
         with self._lock, self._report():
-            return self._reading(work)
+            return self._transaction(work)
 
     @abstractmethod
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -187,8 +187,6 @@ class Store(ABC):
 
     @abstractmethod
     def _transaction(self, work: Callable[[Self], Work]) -> Work: ...
-    @abstractmethod
-    def _reading(self, work: Callable[[Self], Work]) -> Work: ...
     @abstractmethod
     def _came(self, columns: list[list[str]]) -> str:
         """Return the rows of a batch as a table ``came`` of columns with these names and types."""
@@ -304,6 +302,11 @@ class SqliteStore(Store):
             self._connection.close()
             raise
 
+    def read(self, work: Callable[[Self], Work]) -> Work:
+        """Return the result of ``work``; each of its statements sees what was committed before."""
+        with self._lock, self._report():
+            return work(self)
+
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return all rows of a statement; lists become JSON, one value of any length."""
         plain = [json.dumps(value) if isinstance(value, list) else value for value in values]
@@ -340,9 +343,6 @@ class SqliteStore(Store):
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-
-    def _reading(self, work: Callable[[Self], Work]) -> Work:
-        return work(self)
 
     def _came(self, columns: list[list[str]]) -> str:
         return f"(SELECT {', '.join(f'? AS {name}' for name, _ in columns)}) AS came"

@@ -22,13 +22,8 @@ def draw(
     """Sample presence and lengths of an application's tasks (SamuLLM, section 4.1).
 
     An output has min(X, max_tokens, max_model_len - prompt) tokens, with X from its model's distribution or known
-    beforehand; prompts contain the outputs of parents. The first k tasks do not depend on later ones.
-
-    Args:
-        tasks: The application's tasks.
-        lengths: Output lengths of each model; None: the maximum.
-        max_model_len: Of each model.
-        seed: Equal seeds give equal samples.
+    beforehand; prompts contain the outputs of parents. The first k tasks do not depend on later ones. ``lengths`` and
+    ``max_model_len`` are by model; lengths None: the maximum.
     """
     length_rng, coin_rng = np.random.default_rng(seed).spawn(2)
     level = np.maximum(length_rng.random(len(tasks)), 2.0**-54)
@@ -127,12 +122,11 @@ class Load:
     """A sample by model.
 
     Attributes:
-        models: The load of each model.
         parents: [models] other models whose outputs it takes.
         order: Models, parents before children unless there are cycles.
         cyclic: Whether some models wait for one another.
         position: [tasks] position in the load of the task's model.
-        model: [tasks] model of each task.
+        model: [tasks] its number.
     """
 
     models: tuple[ModelLoad, ...]

@@ -18,13 +18,7 @@ from lengthwise.schema.errors import InternalError
 
 @dataclass(frozen=True)
 class Simulated:
-    """A plan executed on one sample.
-
-    Attributes:
-        stages: Stages with their placements and times.
-        staged: Simulations of the stages.
-        end_s: Makespan.
-    """
+    """A plan executed on one sample: its stages with placements and times, their simulations, and the makespan."""
 
     stages: tuple[AppStage, ...]
     staged: tuple[Staged, ...]
@@ -42,8 +36,6 @@ def play(
     """Simulate the execution of a plan on a sample.
 
     Args:
-        stages: Stages of the sample.
-        planned: Plans of each stage.
         reserve: Plans of models without a stage.
         places: Whether replicas are placed; otherwise none is ever moved for another, which is faster to simulate.
         started: Plans that run at the start, and their placement; only with ``places``.
@@ -75,15 +67,8 @@ class _Simulation:
 
     def advance(self, planned: Sequence[Plans], reserve: Plans) -> None:
         """Simulate one stage."""
-        now = next_plans(
-            planned,
-            self._now.stage,
-            self._now.plans,
-            self.finished,
-            self._space.fits,
-            reserve=reserve,
-            starved=self._starved,
-        )
+        at, fits = self._now, self._space.fits
+        now = next_plans(planned, at.stage, at.plans, self.finished, fits, reserve=reserve, starved=self._starved)
         placement, made, delays = self._placed(now.plans) if self._places else ({}, (), None)
         staged = self._stages.stage(self.state, now.plans, delays)
         is_stuck = staged.end_s <= self.state.clock_s and staged.ends_by < 0

@@ -27,21 +27,8 @@ from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, 
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
 from lengthwise.engine import simulate, warm_up
-from lengthwise.schema.app import (
-    AppMethod,
-    AppPlan,
-    AppSpan,
-    AppStage,
-    AppWhatIf,
-    Cluster,
-    Machine,
-    ModelPlan,
-    Switch,
-    TaskDraw,
-    Tasks,
-)
+from lengthwise.schema.app import AppMethod, AppPlan, AppWhatIf, Cluster, Machine, ModelPlan, TaskDraw, Tasks
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
-from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
@@ -120,7 +107,6 @@ class PlanOptions:
         method: "lengthwise", or a name in ``METHODS``.
         additional: Methods to compare with.
         quantile: Minimize this quantile over the samples; None: their mean.
-        effort: Search effort.
         clock: Seconds, for ``search_s`` only.
         known: Plans that "lengthwise" considers too, if they fit.
     """
@@ -138,7 +124,6 @@ class Found:
     """A plan that a method found.
 
     Attributes:
-        name: Name of the method.
         planned_s: Its makespan on the samples used for planning.
         search_s: Seconds of search if nothing had been simulated before.
         cost_s: Counted seconds of search after everything that was simulated before.
@@ -165,12 +150,8 @@ def search_results(
     makespan, so that the search does not cost more than it saves. A plan of a method that runs only for comparison is
     taken, and paid for, if it ends earlier by more than the method's cost.
 
-    Args:
-        worlds: Samples used for planning.
-        space: Space of plans.
-        options: Options.
-        begin: Receives a first plan of "lengthwise". Engines of its first stage can start during the search, which
-            then takes no extra time if they remain.
+    ``begin`` receives a first plan of "lengthwise". Engines of its first stage can start during the search, which then
+    takes no extra time if they remain.
     """
     search = Search(worlds, space, options)
     names = [name for name in dict.fromkeys((*options.additional, options.method)) if name != DEFAULT]
@@ -187,15 +168,9 @@ def search_results(
     if best is not None:
         for other in (found[name] for name in names if name not in _CHEAP):
             if _is_worth(other.planned_s + other.cost_s, best.planned_s):
-                best = replace(
-                    best,
-                    planned=other.planned,
-                    planned_s=other.planned_s,
-                    search_s=best.search_s + other.elapsed_s,
-                    lead_s=best.lead_s + other.elapsed_s,
-                    cost_s=best.cost_s + other.cost_s,
-                    elapsed_s=best.elapsed_s + other.elapsed_s,
-                )
+                paid = {name: getattr(best, name) + other.elapsed_s for name in ("search_s", "lead_s", "elapsed_s")}
+                cost_s = best.cost_s + other.cost_s
+                best = replace(best, planned=other.planned, planned_s=other.planned_s, cost_s=cost_s, **paid)
         found[DEFAULT] = best if first is None else search.overlapped(first, best)
     return [found[name] for name in (DEFAULT, *METHODS) if name in (options.method, *options.additional)]
 
@@ -216,8 +191,7 @@ def _is_worth(seconds: float, than_s: float) -> bool:
 class Search:
     """Search for one application's plan; methods run on the first sample, and plans are compared on all.
 
-    Attributes:
-        scores: Makespans of plans on the samples.
+    ``scores``: makespans of plans on the samples.
     """
 
     def __init__(self, worlds: Sequence[Stages], space: Space, options: PlanOptions) -> None:
@@ -332,13 +306,10 @@ def plan(
     """Return which models run when, on how many GPUs each, to minimize the makespan.
 
     Args:
-        tasks: Potential tasks of the application.
         draws: Samples used for planning; methods run on the first one, and plans are compared on all.
         models: One for each of ``tasks.models``, in their order.
-        cluster: The GPUs.
         true_draws: Independent samples to evaluate the makespan on; empty: those used for planning.
         times: Switch times; None: assumed.
-        options: Options.
         begin: Receives a first plan if the method is "lengthwise". Engines of its first stage can start during the
             search; the final plan usually continues from there.
 
@@ -520,49 +491,15 @@ def write_plan(path: Path | str, plan: AppPlan) -> None:
 
 def read_plan(path: Path | str) -> AppPlan:
     """Return the plan of a file; raise InputError if it cannot be read or has another format."""
+    from pydantic import TypeAdapter
+
+    def with_nan(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: math.nan if value is None and name != "plan" else value for name, value in row.items()}
+
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=with_nan)
         if content.pop("format", None) == _FORMAT:
-            return _parse_plan(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return TypeAdapter(AppPlan).validate_python(content)
+    except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"cannot read the plan {path}: {type(error).__name__}: {error}") from error
     raise InputError(f"{path} must be an application's plan as `lengthwise app plan --json` writes it")
-
-
-def _parse_plan(content: Mapping[str, Any]) -> AppPlan:
-    def plans(rows: list[dict[str, Any]]) -> tuple[ModelPlan, ...]:
-        return tuple(ModelPlan(**one) for one in rows)
-
-    def estimate(row: Mapping[str, Any]) -> Estimate:
-        return Estimate(**{name: math.nan if value is None else value for name, value in row.items()})
-
-    def stage(row: Mapping[str, Any]) -> AppStage:
-        placement = {int(m): tuple(map(tuple, replicas)) for m, replicas in row["placement"].items()}
-        switches = tuple(Switch(**{**s, "replica": tuple(s["replica"])}) for s in row["switches"])
-        return AppStage(**{**row, "plans": plans(row["plans"]), "placement": placement, "switches": switches})
-
-    def method(row: Mapping[str, Any]) -> AppMethod:
-        ends = tuple(row.get("makespans_s", ()))
-        return AppMethod(**{**row, "makespan": estimate(row["makespan"]), "makespans_s": ends})
-
-    return AppPlan(
-        models=tuple(content["models"]),
-        method=content["method"],
-        stages=tuple(map(stage, content["stages"])),
-        planned=tuple(map(plans, content["planned"])),
-        reserve=plans(content["reserve"]),
-        makespan=estimate(content["makespan"]),
-        makespans_s=tuple(content["makespans_s"]),
-        quantiles_s={float(level): value for level, value in content["quantiles_s"].items()},
-        spans=tuple(AppSpan(**{**s, "plan": s["plan"] and ModelPlan(**s["plan"])}) for s in content["spans"]),
-        idle_s=content["idle_s"],
-        flops=tuple(content["flops"]),
-        tokens=tuple(content["tokens"]),
-        methods=tuple(map(method, content["methods"])),
-        what_ifs=tuple(
-            AppWhatIf(one["name"], estimate(one["makespan"]), estimate(one["difference"]))
-            for one in content["what_ifs"]
-        ),
-        search_s=content["search_s"],
-        notes=tuple(content["notes"]),
-    )

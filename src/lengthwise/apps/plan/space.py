@@ -51,7 +51,6 @@ class SwitchTimes:
 
     Attributes:
         measured: Seconds by (model, GPU, tp, pp, how), where how is one of ``HOWS``.
-        rates: For what was not measured.
         wakes: Whether engines sleep (and wake on the same GPUs) instead of stopping, where nothing was measured.
     """
 
@@ -106,15 +105,11 @@ def read_switch_times(path: Path | str) -> SwitchTimes:
 
 def write_switch_times(path: Path | str, times: SwitchTimes) -> None:
     """Write measured times as TOML: a ``[[replica]]`` with model, gpu, tp, pp, how and seconds for each."""
-    lines = []
-    for (model, gpu, tp, pp, how), seconds in sorted(times.measured.items()):
-        lines += ["[[replica]]", f"model = {_quoted(model)}", f"gpu = {_quoted(gpu)}", f"tp = {tp}", f"pp = {pp}"]
-        lines += [f'how = "{how}"', f"seconds = {float(seconds)!r}", ""]
-    write_whole(path, "\n".join(lines).encode())
+    import tomlkit
 
-
-def _quoted(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    names = ("model", "gpu", "tp", "pp", "how", "seconds")
+    rows = [dict(zip(names, (*key, float(times.measured[key])), strict=True)) for key in sorted(times.measured)]
+    write_whole(path, tomlkit.dumps({"replica": rows}).encode())
 
 
 _PIPELINES = (2, 4, 8, 16)
@@ -122,14 +117,9 @@ _PIPELINES = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Served:
-    """A model of the application as the planner sees it.
+    """A model of the application as the planner sees it; ``limits``, ``cost`` and ``host`` are as in ``engine.deploy``.
 
-    Attributes:
-        name: Name in the application.
-        model: Catalog name, ``config.json``, or dimensions.
-        limits: Limits of the engine.
-        cost: Source of iteration times, as in ``engine.deploy``.
-        host: Host of the engine, as in ``engine.deploy``.
+    ``model`` is a catalog name, a ``config.json``, or dimensions.
     """
 
     name: str

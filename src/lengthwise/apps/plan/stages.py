@@ -27,10 +27,9 @@ MAX_CACHED_TASKS = 10_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """Completed work of a model.
+    """Completed work of a model, with a key that is equal for equal work.
 
     Attributes:
-        key: Equal for equal work.
         produced: [k] tokens produced.
         completed_s: [k] completion time on the application's clock; infinite for unfinished tasks.
     """
@@ -42,11 +41,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Run:
-    """Simulated course of a model's tasks under a plan.
+    """Simulated course of a model's tasks under a plan after some work, with a key that is equal for equal runs.
 
     Attributes:
-        before: Work completed before the run.
-        key: Equal for equal runs.
         first_s: [k] time of the first token in this run; infinite for tasks that are not in it.
         finish_s: [k] time of the last token.
         complete: Whether the run finishes all tasks: none waits for a model that does not run.
@@ -124,15 +121,13 @@ class Runs:
     """Cached runs of a sample.
 
     Args:
-        load: The sample.
-        space: Plans and deployments.
         fast: Whether to derive the run of a model that continues under another plan from the run of that plan from
             the very start, after equal progress, instead of simulating it. Accurate enough to compare plans.
         known: Runs of the same sample; runs from the start are simulated and cached there, for both.
 
     Attributes:
-        simulated_requests: Number so far.
-        simulated_runs: Number of runs that contain them.
+        fresh: [models] work before the start: none.
+        simulated_requests: Number so far, in ``simulated_runs``.
         clock: Seconds; None: simulation is not timed.
         duration_s: Time to simulate each run, by that clock.
         requested: Keys of all runs requested since the caller last cleared it.
@@ -142,16 +137,12 @@ class Runs:
         self.load, self.space, self.fast = load, space, fast
         self.cached: dict[Hashable, Run] = dict(known.cached) if known else {}
         self._known = known
-        self._fresh = [Work("fresh", m.fresh, m.disabled) for m in load.models]
+        self.fresh = [Work("fresh", m.fresh, m.disabled) for m in load.models]
         self._cached_tasks = sum(len(run.load) for run in self.cached.values())
         self.simulated_requests = self.simulated_runs = 0
         self.clock: Callable[[], float] | None = None
         self.duration_s: dict[Hashable, float] = {}
         self.requested: set[Hashable] = set()
-
-    def fresh(self, model: int) -> Work:
-        """Return a model's work before the start: none."""
-        return self._fresh[model]
 
     def run(self, plan: ModelPlan, before: Work, arrival_s: Floats | None = None) -> Run:
         """Return the run of a plan on the remaining work.
@@ -192,7 +183,7 @@ class Runs:
             self._cached_tasks -= len(self.cached.pop(next(iter(self.cached))).load)
 
     def _derived(self, plan: ModelPlan, before: Work, key: Hashable) -> Run:
-        full = self.run(plan, self._fresh[plan.model])
+        full = self.run(plan, self.fresh[plan.model])
         offset_s = full.when(float(full.load.work(before.produced).sum()))
         left = before.produced < full.load.output
         finish_s = np.where(left, np.maximum(full.finish_s - offset_s, 1e-6), np.inf)
@@ -274,13 +265,11 @@ _MAX_PASSES = 1000
 
 @dataclass(frozen=True)
 class Live:
-    """A run in progress.
+    """A run in progress, with its complete course.
 
     Attributes:
-        run: Its complete course.
         start_s: Time at which its (first) replicas are ready.
-        isolated: The run without replicas that join later; None: all are ready at once.
-        joins_s: Time at which the others join.
+        isolated: The run without replicas that join at ``joins_s``; None: all are ready at once.
     """
 
     run: Run
@@ -309,7 +298,6 @@ class State:
     """An application between two stages.
 
     Attributes:
-        clock_s: Current time.
         rest: [models] completed work of models that do not run.
         live: Runs of the models that ran up to now.
     """
@@ -340,10 +328,9 @@ class Delay:
 
 @dataclass(frozen=True)
 class Staged:
-    """A simulated stage.
+    """A simulated stage; ``state`` is that at its start.
 
     Attributes:
-        state: State at its start.
         end_s: Time at which the first model finishes; if none can, time of the last possible progress.
         ends_by: The model that finishes; -1: none can.
         flops: Progress of all models.
@@ -376,7 +363,7 @@ class Stages:
 
     def start(self) -> State:
         """Return the state before the first stage."""
-        return State(0.0, tuple(self.runs.fresh(m) for m in range(len(self.load.models))))
+        return State(0.0, tuple(self.runs.fresh))
 
     def finished(self, state: State) -> frozenset[int]:
         """Return the models without remaining work."""
@@ -421,12 +408,9 @@ class Stages:
         return max(0.0, live.start_s - state.clock_s)
 
     def stage(self, state: State, plans: Plans, delays: Mapping[int, Delay] | None = None) -> Staged:
-        """Simulate the stage that runs these plans.
+        """Simulate the stage that runs these plans, at most one per model.
 
-        Args:
-            state: State at its start.
-            plans: At most one per model.
-            delays: Of models with replicas that are loaded or moved; None: ``delay``.
+        ``delays``: of models with replicas that are loaded or moved; None: ``delay``.
         """
         self.evaluated += 1
         if delays is None:

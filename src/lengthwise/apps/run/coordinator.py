@@ -111,8 +111,8 @@ class Coordinator:
             self._on_replan,
         )
         try:
-            resumed = await writer.call(lambda: owners.enter(self._ledger, job, self._now_s()))
-            await writer.call(lambda: self._ledger.note({SHAPE: shape_of(job.layout)}))
+            resumed = await writer.call(owners.enter, self._ledger, job, self._now_s())
+            await writer.call(self._ledger.note, {SHAPE: shape_of(job.layout)})
             reused = None if resumed else await reuse_results(writer, job, self._now_s)
             retained = await resumed_results(writer, job) if resumed else reused
             if self._started is not None and retained is not None:
@@ -225,13 +225,13 @@ class Coordinator:
         while True:
             await asyncio.sleep(min(lease_s / 3, 2.0))
             now_s = self._now_s()
-            await self._writer.call(lambda now_s=now_s: ledger.heartbeat(owner, now_s=now_s, lease_s=lease_s))  # type: ignore[misc]
-            if await self._writer.call(lambda now_s=now_s: ledger.expire(now_s=now_s)):  # type: ignore[misc]
+            await self._writer.call(ledger.heartbeat, owner, now_s=now_s, lease_s=lease_s)
+            if await self._writer.call(ledger.expire, now_s=now_s):
                 self._on_release(range(len(self._dispatchers)))
             engines = engines_of(self._job.layout.tasks.models, self._fleet.descriptions())
             if engines != noted:
                 noted = engines
-                await self._writer.call(lambda noted=noted: ledger.note({owners.ENGINES + owner: noted}))  # type: ignore[misc]
+                await self._writer.call(ledger.note, {owners.ENGINES + owner: noted})
             if CANCEL in await self._writer.call(ledger.metadata):
                 self.stop("cancelled")
 
@@ -260,6 +260,7 @@ class Coordinator:
 
     async def _close(self) -> None:
         """Release all tasks and stop all engines."""
+        owner = self._job.owner
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -268,7 +269,7 @@ class Coordinator:
             for dispatcher in self._dispatchers:
                 await dispatcher.close(dispatcher.slots, keep=not self._forced)
             await self._writer.flush()
-            await self._writer.call(lambda: owners.leave(self._ledger, self._job.owner))
+            await self._writer.call(self._ledger.note, {owners.OWNER + owner: "", owners.ENGINES + owner: ""})
         finally:
             await self._fleet.close()
             self._writer.close()

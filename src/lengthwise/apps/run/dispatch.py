@@ -29,7 +29,7 @@ async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tu
     """
     layout, ledger = job.layout, writer.ledger
     parents = sorted({place for lease in leases for place in layout.parents(lease.task).tolist()})
-    answers = await writer.call(lambda: ledger.outputs(parents)) if parents else {}
+    answers = await writer.call(ledger.outputs, parents) if parents else {}
     tasks: list[LeasedTask] = []
     endings: list[Ending] = []
     requests: list[tuple[Lease, RequestSpec]] = []
@@ -48,9 +48,9 @@ async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tu
     if not requests:
         return tasks, endings
     keys = [request.key for _, request in requests]
-    results = await writer.call(lambda: ledger.results(keys))
+    results = await writer.call(ledger.results, keys)
     unknown = [key for key in keys if key not in results]
-    partials = await writer.call(lambda: ledger.partials(unknown)) if unknown else {}
+    partials = await writer.call(ledger.partials, unknown) if unknown else {}
     for lease, request in requests:
         if (output := results.get(request.key)) is not None:
             endings.append(lease.ending(State.DONE, key=request.key, output=output))
@@ -178,7 +178,7 @@ class ModelDispatcher:
                 grown.append((task.key, partial))
                 task.saved = self._shared.saved_tokens[task.place] = len(partial.output_ids)
         if grown:
-            await self._shared.writer.call(lambda: self._shared.writer.ledger.save(grown))
+            await self._shared.writer.call(self._shared.writer.ledger.save, grown)
 
     def _remove(self, slots: list[ReplicaSlot]) -> None:
         had_slots = bool(self.slots)
@@ -203,12 +203,11 @@ class ModelDispatcher:
 
     async def _lease(self, limit: int) -> None:
         shared, job = self._shared, self._shared.job
-        ledger, now_s = shared.writer.ledger, shared.now_s()
+        times = {"now_s": shared.now_s(), "lease_s": job.settings.lease_s}
         self._leasing = self._ledger_empty = True
         try:
-            leases = await shared.writer.call(
-                lambda: ledger.lease(self.model, limit, owner=job.owner, now_s=now_s, lease_s=job.settings.lease_s)
-            )
+            lease = shared.writer.ledger.lease
+            leases = await shared.writer.call(lease, self.model, limit, owner=job.owner, **times)
             if len(leases) == limit:
                 self._ledger_empty = False
             tasks, endings = await prepare(shared.writer, job, leases)
@@ -373,7 +372,7 @@ async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], floa
     """
     ledger, lease_s = writer.ledger, job.settings.lease_s
     before = (await writer.call(ledger.metadata)).get(APPLICATION)
-    await writer.call(lambda: ledger.note({APPLICATION: job.identity}))
+    await writer.call(ledger.note, {APPLICATION: job.identity})
     if before is None or before == job.identity:
         return None
     at_s = now_s()
@@ -382,9 +381,7 @@ async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], floa
     while found_leases:
         found_leases = False
         for model in range(len(job.layout.tasks.models)):
-            leases = await writer.call(
-                lambda model=model: ledger.lease(model, _PAGE, owner=job.owner, now_s=at_s, lease_s=lease_s)  # type: ignore[misc]
-            )
+            leases = await writer.call(ledger.lease, model, _PAGE, owner=job.owner, now_s=at_s, lease_s=lease_s)
             found_leases = found_leases or bool(leases)
             tasks, endings = await prepare(writer, job, leases)
             for ending in endings:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lengthwise.apps.launch.engine import Engine, Launcher
 from lengthwise.apps.launch.local import KIND
@@ -21,6 +22,7 @@ _PLANNED_FACTOR = 2.0
 """A start that takes less than this times its planned time is not reported as silent."""
 _MAX_STARTS = 3
 _Key = tuple[int, tuple[str, int, int], Replica]
+Found = TypeVar("Found")
 Report = Callable[[str, ModelPlan, Replica, str], None]
 """Receives every switch: "start", "wake", "sleep", "stop", "ready" or "died", with plan, GPUs and description."""
 
@@ -76,6 +78,13 @@ def silent(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: 
     return tuple(found)
 
 
+def _by_model(pairs: Iterable[tuple[int, Found]]) -> dict[int, tuple[Found, ...]]:
+    found: dict[int, tuple[Found, ...]] = {}
+    for model, one in pairs:
+        found[model] = (*found.get(model, ()), one)
+    return found
+
+
 class Fleet:
     """All engines of a run; ``dispatchers`` by model, ``on_error`` gets the error of an engine that does not start."""
 
@@ -96,27 +105,16 @@ class Fleet:
     @property
     def placement(self) -> Placement:
         """Return the GPUs of all engines, those that are starting included."""
-        found: Placement = {}
-        for slot in self.slots:
-            found[slot.plan.model] = (*found.get(slot.plan.model, ()), slot.gpus)
-        return found
+        return _by_model((slot.plan.model, slot.gpus) for slot in self.slots)
 
     def in_sleep(self, plans: Plans) -> Placement:
         """Return the GPUs of sleeping engines of exactly these plans."""
         shapes = {(plan.model, plan.shape) for plan in plans}
-        found: Placement = {}
-        for model, shape, gpus in sorted(self._asleep):
-            if (model, shape) in shapes:
-                found[model] = (*found.get(model, ()), gpus)
-        return found
+        return _by_model((model, gpus) for model, shape, gpus in sorted(self._asleep) if (model, shape) in shapes)
 
-    def descriptions(self) -> dict[int, set[str]]:
+    def descriptions(self) -> dict[int, tuple[str, ...]]:
         """Return the descriptions of ready engines by model."""
-        found: dict[int, set[str]] = {}
-        for slot in self.slots:
-            if slot.engine is not None:
-                found.setdefault(slot.plan.model, set()).add(slot.engine.description)
-        return found
+        return _by_model((slot.plan.model, slot.engine.description) for slot in self.slots if slot.engine is not None)
 
     async def switch(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
         """Switch to these plans; replicas that stay are not interrupted, and new ones start in the background."""

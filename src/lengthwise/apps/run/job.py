@@ -39,11 +39,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Layout:
     """Tasks by their place in the ledger, which leases low places first.
 
-    Attributes:
-        tasks: By place; their ``call`` is an index of ``pairs``, so that the ledger counts by call and model.
-        pairs: (call, model) by index.
-        task_of: [n] the application's task at a place.
-        place_of: [n] the place of a task.
+    Their ``call`` is an index of ``pairs`` of call and model, so that the ledger counts by both. ``task_of`` [n] is the
+    application's task at a place, and ``place_of`` [n] the place of a task.
     """
 
     tasks: Tasks
@@ -133,12 +130,7 @@ class Decider(Protocol):
     """Builds the request of a task, once its parents have finished."""
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
-        """Return the request; None: the task is skipped.
-
-        Raises:
-            InputError: There is no valid request; the task is dead then.
-        """
-        ...
+        """Return the request; None: the task is skipped. Raise InputError if there is none: the task is dead then."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +138,6 @@ class RunPlan:
     """A plan as a run follows it.
 
     Attributes:
-        stages: Plans of each stage.
         reserve: Plans of models that are in no stage.
         ends_s: Planned end of each stage, from the start; () if unknown.
         slack: A stage is as planned if it ends within these factors of its planned end.
@@ -165,15 +156,12 @@ class Placer(Protocol):
 
     def fits(self, plans: Plans) -> bool:
         """Return whether plans fit beside one another."""
-        ...
 
     def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
         """Return the GPUs of each replica; ``in_sleep``: those of the same plans that can be woken."""
-        ...
 
     def ready_s(self, plan: ModelPlan) -> float:
         """Return the planned seconds from the start of a replica until it is ready; 0: unknown."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -215,7 +203,6 @@ class PlanDeviation:
     """The state of a run that may have left its plan.
 
     Attributes:
-        at_s: Since the start.
         planned_s: Planned end of the stage.
         finished: Models without tasks left.
         done: Finished tasks by model.
@@ -251,11 +238,10 @@ Replan = Callable[[PlanDeviation], "RunPlan | RevisedPlan | None"]
 
 @dataclass(frozen=True)
 class Job:
-    """A run.
+    """A run of an application and its inputs (``identity``).
 
     Attributes:
         expected_tokens: [n] output tokens by place.
-        identity: Identifies the application and its inputs.
         owner: Identifies this coordinator, also among dead ones.
         replan: None: the plan is never revised.
         seek: Waits for the plan that is still searched for when engines start; None: ``run_plan`` is final.
@@ -302,11 +288,6 @@ def enter(ledger: Ledger, job: Job, now_s: float) -> bool:
     ledger.note({OWNER + job.owner: "runs", **dict.fromkeys([*cleared, "cancel"], "")})
     ledger.expire(now_s=now_s)
     return resumed
-
-
-def leave(ledger: Ledger, owner: str) -> None:
-    """Remove a coordinator and its engines from the ledger's facts."""
-    ledger.note({OWNER + owner: "", ENGINES + owner: ""})
 
 
 def alive(ledger: Ledger) -> list[str]:

@@ -25,14 +25,7 @@ _MIN_CHECK_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class Status:
-    """Tasks by model.
-
-    Attributes:
-        total: [models] all tasks.
-        completed: [models] tasks that have finished.
-        available: [models] tasks that are ready or leased.
-        finished: Models without any task left.
-    """
+    """[models] Tasks: all, those that have finished, those that are ready or leased; and models without any left."""
 
     total: tuple[int, ...]
     completed: tuple[int, ...]
@@ -62,8 +55,7 @@ class PlanTracker:
     """Where in its plan a run is.
 
     Attributes:
-        run_plan: The plan that is followed.
-        from_s: Since when, from the start of the run.
+        run_plan: The plan that is followed since ``from_s``, from the start of the run.
         now: The stage, and the plans that run.
         blocked: Running models that wait for one that does not run.
     """
@@ -91,14 +83,9 @@ class PlanTracker:
         if last == self._last:
             return None
         self._last = last
+        stages, reserve, fits = self.run_plan.stages, self.run_plan.reserve, self._job.placer.fits
         self.now = next_plans(
-            self.run_plan.stages,
-            self.now.stage,
-            self.now.plans,
-            status.finished,
-            self._job.placer.fits,
-            reserve=self.run_plan.reserve,
-            starved=self.blocked,
+            stages, before.stage, before.plans, status.finished, fits, reserve=reserve, starved=self.blocked
         )
         if before == self.now and running and running == self.blocked | (running & status.finished):
             raise InternalError(f"models {sorted(running)} wait for others, and the plan starts none of them")

@@ -235,11 +235,7 @@ class Replanner:
         tasks: Of the run, by place.
         lengths: Planned distributions by model; None: as long as the limits allow.
         longest: Context length of each model.
-        space: Plans of its models on the GPUs.
-        stages: That are followed.
-        reserve: Plans of models in none of them.
-        requested: Options of the planner.
-        seed: Of all draws.
+        stages: That are followed; ``reserve``: plans of models in none of them.
     """
 
     tasks: Tasks

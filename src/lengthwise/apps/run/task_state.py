@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.apps.run.job import Job, Layout
 from lengthwise.schema.app import ModelPlan, Replica
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 BUSY_PER_ATTEMPT = 20
 """So many refusals of a full engine count as one attempt: an engine that stays full must not hold up a run forever."""
@@ -41,11 +43,10 @@ def watched(work: Coroutine[Any, Any, None], on_error: Callable[[BaseException],
 
 @dataclass(eq=False, slots=True)
 class LeasedTask:
-    """A leased task and its request.
+    """A leased task, its request, and the output so far (``draft``).
 
     Attributes:
         key: Of the request; equal requests have equal keys.
-        draft: The output so far.
         duplicates: Leases of tasks with the same key, which get the same output.
         generation: The running request.
         saved: Tokens of the draft that are in the ledger.
@@ -81,14 +82,12 @@ class ReplicaSlot:
     """The GPUs of one replica, and its engine once one is ready.
 
     Attributes:
-        engine: None while it starts.
         active: Running tasks by place.
         failures: Bad answers in a row.
-        startup: The running start.
-        started_s: When that start began, on the loop's clock.
+        startup: The running start, which began at ``started_s`` of the loop's clock.
         starts: Starts of the engine since it was last ready.
         progress_s: When the engine last wrote a token or answered, on the loop's clock.
-        written: Tokens that it had written by then of its active tasks.
+        written: Tokens that it had written by then.
         liveness_check: Running check of whether the engine died.
         restart: Running stop that a new start follows.
     """
@@ -162,11 +161,11 @@ class LedgerWriter:
         virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
         self._thread = None if virtual else ThreadPoolExecutor(1, "ledger")
 
-    async def call(self, work: Callable[[], Result]) -> Result:
+    async def call(self, work: Callable[Given, Result], *values: Given.args, **named: Given.kwargs) -> Result:
         """Run a function on the ledger's thread and return its result."""
         if self._thread is None:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return work(*values, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *values, **named))
 
     async def background(self, work: Callable[[], Result]) -> Result:
         """Run a long function that does not use the ledger, in a daemon thread: process exit does not wait for it."""
@@ -210,7 +209,7 @@ class LedgerWriter:
         async with self._writing:
             while self._queue:
                 batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]
-                await self.call(lambda batch=batch: self.ledger.finalize(batch))  # type: ignore[misc]
+                await self.call(self.ledger.finalize, batch)
                 # Models of tasks that can be leased again, and of tasks that waited for one of the batch.
                 models = {int(self._model[ending.task]) for ending in batch if ending.state == State.READY}
                 for ending in batch:
