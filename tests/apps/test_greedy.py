@@ -18,7 +18,7 @@ from lengthwise.apps.plan.stages import Runs, Stages
 def world(counts, seed=0, gpus=4):
     tasks, draw = ensemble(counts, np.random.default_rng(seed))
     space = Space(served(len(counts)), cluster_of(gpus))
-    return Stages(Runs(load_of(tasks, draw, [space.spec(m) for m in range(len(counts))]), space))
+    return Stages(Runs(load_of(tasks, draw, space.specs), space))
 
 
 def algorithm_1(stages, state):

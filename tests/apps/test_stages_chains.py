@@ -34,7 +34,7 @@ def summary(chunks, evaluations=1, **kw):
 def world(chunks, gpus=4, fast=False, **kw):
     tasks, draw = summary(chunks, **kw)
     space = Space(served(2), cluster_of(gpus))
-    load = load_of(tasks, draw, [space.spec(m) for m in range(2)])
+    load = load_of(tasks, draw, space.specs)
     return tasks, Stages(Runs(load, space, fast=fast))
 
 

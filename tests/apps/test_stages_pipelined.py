@@ -21,7 +21,7 @@ KIND = "A100-80GB"
 def world(tasks, seed=0, gpus=4, fast=False):
     draw = draw_of(tasks, np.random.default_rng(seed))
     space = Space(served(len(tasks.models)), cluster_of(gpus))
-    load = load_of(tasks, draw, [space.spec(m) for m in range(len(tasks.models))])
+    load = load_of(tasks, draw, space.specs)
     return tasks, Stages(Runs(load, space, fast=fast))
 
 
@@ -117,7 +117,7 @@ def test_whatever_the_plan_all_is_done_when_it_is_played(make):
     # A plan that knows nothing of the second model, one that has the child first, and none at all.
     first, second = (stages.space.plans(m)[0] for m in (0, 1))
     for planned in [*plans, ((first,),), ((second,), (first,)), ()]:
-        played = play(stages, planned, spare_plans(stages.space, 2, planned))
+        played = play(stages, planned, spare_plans(stages.space, planned))
         end_s, _ = ends_and_starts(tasks, stages, played.staged)
         assert np.isfinite(end_s).all()
         assert played.end_s == pytest.approx(end_s.max())

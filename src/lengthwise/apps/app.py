@@ -63,11 +63,6 @@ class Sampling:
             raise InputError(f"temperature must be at least 0; it is {self.temperature}")
         require_one_answer(self.extra, "extra")
 
-    @property
-    def is_greedy(self) -> bool:
-        """Return whether equal requests get equal answers."""
-        return self.temperature == 0
-
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request's body, except the seed, which may depend on the task."""
         body: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
@@ -293,9 +288,8 @@ class References:
 
     Attributes:
         calls: Calls whose outputs the call waits for, except those of its loop's previous round.
-        shown: Those of them in its prompt.
         previous: Calls of its loop whose outputs of the previous round it uses.
-        shown_before: Those of them in its prompt.
+        shown: Those of ``calls`` in its prompt; ``shown_before``: those of ``previous``.
         fields: Fields of the row.
     """
 
@@ -348,8 +342,7 @@ Unit = tuple[str, ...]
 def ordered(app: App) -> list[Unit]:
     """Return units with parents before children, otherwise in the application's order.
 
-    Raises:
-        InputError: Calls wait for one another outside of a loop; the message names the cycle.
+    Raise InputError with the cycle if calls wait for one another outside of a loop.
     """
     unit_of: dict[str, Unit] = {}
     for call in app.calls:

@@ -74,10 +74,6 @@ class Block:
         """Return [tasks] the row of each task."""
         return np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))
 
-    def of_row(self, row: int) -> range:
-        """Return the numbers of a row's tasks."""
-        return range(self.first + int(self.start[row]), self.first + int(self.start[row + 1]))
-
 
 def _edges(child: Block, parent: Block) -> Edges:
     """Return edges from each task to all of its row in the parent block, or to the last one of a chain."""
@@ -383,8 +379,7 @@ class Rendered:
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
         """Return the request of a task; None: the task is skipped.
 
-        Raises:
-            InputError: The row lacks a field, a list is too long, or a template fails; with call and row.
+        Raise InputError with call and row if the row lacks a field, a list is too long, or a template fails.
         """
         expanded, tasks = self.expanded, self.expanded.tasks
         call = expanded.app.calls[int(tasks.call[task])]
@@ -419,7 +414,7 @@ def _request(call: Call, model: Model, task: int, which: str, context: Mapping[s
     else:
         sampling = call.sampling
         body = sampling.fields()
-        if not sampling.is_greedy:
+        if sampling.temperature != 0:
             body["seed"] = seed(sampling.seed)
         elif sampling.seed is not None:
             body["seed"] = sampling.seed
@@ -479,7 +474,8 @@ class _RowView:
 
     def _output(self, block: Block) -> Any:
         """Return a text, a list, or a mapping by model; None: the call was skipped."""
-        call, tasks = self.expanded.app.calls[block.call], block.of_row(self.row)
+        call, (first, last) = self.expanded.app.calls[block.call], block.start[self.row : self.row + 2]
+        tasks = range(block.first + int(first), block.first + int(last))
         if call.fan.over:
             return _text(self.outputs(tasks[-1])) if tasks else None
         texts = [_text(self.outputs(task)) for task in tasks]

@@ -48,11 +48,9 @@ class _Lazy(Sequence[_T]):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows that an application runs on.
+    """The rows that an application runs on; ``ids`` are values of the id field, or numbers from 0, as texts.
 
-    Attributes:
-        ids: Values of the id field, or numbers from 0, as texts.
-        sha256: Hash of the file, in hex; of a part of the rows: also of their number.
+    ``sha256`` is the hash of the file, in hex; of a part of the rows: also of their number.
     """
 
     ids: Sequence[str]
@@ -76,12 +74,8 @@ class Rows:
 def read_rows(path: Path | str, id_field: str | None = None, check: Callable[[Row], None] | None = None) -> Rows:
     """Return the rows of a file after a check of each; rows of JSONL remain on disk and are read on access.
 
-    In CSV, columns of whole numbers become integers, all others texts, and an empty value None.
-
-    Args:
-        path: A .jsonl, .csv or .parquet file.
-        id_field: Field that identifies rows: unique texts or whole numbers. None: rows are numbered.
-        check: Raises InputError for an invalid row.
+    In CSV, columns of whole numbers become integers, all others texts, and an empty value None. The ``id_field``
+    identifies rows by unique texts or whole numbers (None: rows are numbered); ``check`` raises InputError.
 
     Raises:
         InputError: The file cannot be read, or a row is invalid; with its line.

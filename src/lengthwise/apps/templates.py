@@ -30,11 +30,7 @@ class Text:
     compiled: Any
 
     def render(self, context: Mapping[str, Any]) -> Any:
-        """Return the text of a template, or the value of an expression.
-
-        Raises:
-            InputError: A name is undefined, or an operation fails.
-        """
+        """Return the text or value; raise InputError if a name is undefined, or an operation fails."""
         import jinja2
 
         try:

@@ -53,10 +53,9 @@ class FailedError(LengthwiseError):
 
 @dataclass
 class Draft:
-    """An output while it is generated, with its part from before an interruption.
+    """An output while it is generated, in chunks, with its part from before an interruption.
 
     Attributes:
-        text: In chunks.
         prompt_ids: Token ids of the prompt; () if the engine does not report them.
         output_ids: Token ids of the output; [] if the engine does not report them.
         retained: Tokens from before the interruption.
@@ -128,10 +127,9 @@ class Engine(Protocol):
         """Return whether it runs, as far as is known without a request."""
 
     async def generate(self, request: Ask, draft: Draft) -> Output:
-        """Return the output; ``draft`` is continued and grows meanwhile. Cancellation stops the engine's work.
+        """Return the output, or raise FailedError; ``draft`` is continued and grows meanwhile.
 
-        Raises:
-            FailedError: There is no valid answer.
+        Cancellation stops the engine's work.
         """
 
     async def stopped(self, within_s: float) -> bool:
@@ -145,11 +143,7 @@ class Launcher(ABC):
 
     @abstractmethod
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Return a replica on these GPUs that is ready for requests.
-
-        Raises:
-            EngineError: It did not start; the message holds the last lines of its log.
-        """
+        """Return a replica on these GPUs that is ready; raise EngineError with the last lines of its log."""
 
     @abstractmethod
     async def stop(self, engine: Engine) -> None:

@@ -72,10 +72,9 @@ class EngineConfig:
             self._own_command(ModelPlan(0, ""), (0,), HOST, 1)
 
     def launch(self, plan: ModelPlan, gpus: Replica, host: str, port: int, deployed: Deployed | None) -> Launch:
-        """Return the command of a replica that listens at a port; ``gpus`` as ``CUDA_VISIBLE_DEVICES`` counts them.
+        """Return the command of a replica that listens at a port; raise InputError without command and deployment.
 
-        Raises:
-            InputError: There is neither a command nor a deployment.
+        ``gpus`` are numbered as ``CUDA_VISIBLE_DEVICES`` counts them.
         """
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **self.environment}
         if self.command:
@@ -121,14 +120,7 @@ class _CancelledError(Exception):
 
 
 class Process:
-    """An engine's process.
-
-    Args:
-        launch: Returns the command for a port.
-        log_path: For its output.
-        limits: ``ready_s`` and ``grace_s`` apply.
-        host: Address to listen at.
-    """
+    """An engine's process, which listens at ``host``; ``launch`` returns its command for a port."""
 
     def __init__(
         self, launch: Callable[[int], Launch], log_path: Path, limits: EngineTimeouts, host: str = HOST
@@ -146,8 +138,7 @@ class Process:
     async def start(self, threads: Executor) -> str:
         """Return its address, once it is ready; a cancelled start ends the process before it returns.
 
-        Raises:
-            EngineError: It exited, or was not ready in time; with its last lines.
+        Raise EngineError with its last lines if it exited, or was not ready in time.
         """
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(threads, self.start_blocking)
@@ -255,11 +246,7 @@ async def connect(engine: HttpEngine, end: Callable[[], Awaitable[None]]) -> Non
 class LocalLauncher(Launcher):
     """Starts a process for each replica, which sees only the GPUs of its placement.
 
-    The engines end with this process, even if it is killed.
-
-    Attributes:
-        logs: Folder of the engines' logs.
-        deployed: The planned deployments, for vLLM's command.
+    The engines end with this process, even if it is killed. ``deployed``: planned deployments, for vLLM's command.
     """
 
     models: Sequence[EngineConfig]

@@ -28,11 +28,7 @@ _PLACEMENT_S = 60.0
 class RayEngine:
     """An actor with an engine process on its node, which ends with the actor.
 
-    Args:
-        launch: Returns the command for GPUs as this node counts them, address and port.
-        gpus: Number of the replica's GPUs.
-        log_path: For the engine's output, on this node.
-        limits: As of ``Process``.
+    ``launch`` returns the command for GPUs as this node counts them, address and port; ``log_path`` is on this node.
     """
 
     def __init__(

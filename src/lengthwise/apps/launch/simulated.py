@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.apps.launch.engine import Ask, Draft, Engine, FailedError, Fault, Launcher
 from lengthwise.apps.launch.local import Deployed
 from lengthwise.apps.ledger.contracts import Output
 from lengthwise.engine.continuous_batching import ClockedBatch, Limits
 from lengthwise.engine.step_time import StepTime, step_time
-from lengthwise.schema.app import ModelPlan, Replica, TaskDraw, Tasks
+from lengthwise.schema.app import Ints, ModelPlan, Replica, TaskDraw, Tasks
 from lengthwise.schema.errors import EngineError, InternalError
 
-Ints = npt.NDArray[np.int64]
 Seconds = Callable[[ModelPlan, str], float]
 
 
@@ -113,7 +111,6 @@ class SimulatedLauncher(Launcher):
     """Start simulated replicas in virtual time, after the seconds that a real start takes.
 
     Attributes:
-        names: Models by number.
         deployed: Returns the deployment of a plan: cost tables, memory, limits.
         seconds: Seconds of "start", "stop", "sleep" and "wake" by plan, as the planner has them.
         sleeps: Whether engines of a plan sleep instead of stopping.

@@ -129,10 +129,9 @@ _BATCHES = {
 
 
 class Store(ABC):
-    """A database with atomic transactions, whose errors are lengthwise's.
+    """A database with atomic transactions, whose errors are lengthwise's; ``where`` is its place, for messages.
 
     Attributes:
-        where: Its place, for messages.
         sql: Statements by name.
         words: The words of statements that differ between databases: types, ``numbers`` and ``texts`` (conditions after
             a column: in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and

@@ -60,10 +60,8 @@ class Ledger:
     def open(self, identity: str, tasks: Tasks) -> bool:
         """Insert the tasks; return True if they are there already, under the same identity (a resumed run).
 
-        Another identity replaces the tasks and keeps all outputs; earlier leases end nothing any more.
-
-        Raises:
-            InputError: The identity is empty, or it had another number of tasks.
+        Another identity replaces the tasks and keeps all outputs; earlier leases end nothing any more. Raise InputError
+        if the identity is empty, or had another number of tasks.
         """
         if not identity:
             raise InputError("the identity of a run must be a text that is not empty")
@@ -113,10 +111,8 @@ class Ledger:
         """End leases; return False for each that was not the task's last lease, or had finished.
 
         The last finished parent makes a WAITING child READY; a DEAD task blocks all tasks behind it. The first output
-        of a key stays, whichever lease brought it.
-
-        Raises:
-            InputError: An ending lacks what its state needs; nothing of the batch is recorded.
+        of a key stays, whichever lease brought it. Raise InputError if an ending lacks what its state needs; nothing of
+        the batch is recorded then.
         """
         for ending in endings:
             state = State(ending.state).name

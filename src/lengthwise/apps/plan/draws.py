@@ -65,6 +65,17 @@ def _present(tasks: Tasks, level: Floats) -> Flags:
     return np.where(tasks.random_draw < 0, True, succeeds[tasks.random_draw])
 
 
+def depths(child: Ints, parent: Ints, n: int) -> Ints:
+    """Return [n] the length of the longest chain of edges before each task."""
+    depth = np.zeros(n, np.int64)
+    while len(child):
+        before = depth.copy()
+        np.maximum.at(depth, child, depth[parent] + 1)
+        if (before == depth).all():
+            break
+    return depth
+
+
 @dataclass(frozen=True)
 class ModelLoad:
     """The present tasks of one model in order of their numbers.
@@ -89,26 +100,9 @@ class ModelLoad:
         return len(self.task)
 
     @cached_property
-    def fresh(self) -> Ints:
-        """Return [k] zeros: tokens produced before the start."""
-        return np.zeros(len(self.task), np.int64)
-
-    @cached_property
-    def disabled(self) -> Floats:
-        """Return [k] infinities: completion times before the start."""
-        return np.full(len(self.task), np.inf)
-
-    @cached_property
     def depth(self) -> Ints:
         """Return [k] the length of the longest chain of ``inner`` before each task."""
-        depth = np.zeros(len(self.task), np.int64)
-        child, parent = self.inner
-        while len(child):
-            before = depth.copy()
-            np.maximum.at(depth, child, depth[parent] + 1)
-            if (before == depth).all():
-                break
-        return depth
+        return depths(*self.inner, len(self.task))
 
     def work(self, produced: Ints) -> Floats:
         """Return [k] FLOPs for the prompt and produced tokens; 0 for a task without produced tokens."""

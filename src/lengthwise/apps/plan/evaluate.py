@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from lengthwise.apps.placement import Now, next_plans, place, switches
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.space import Space
@@ -134,34 +132,20 @@ class _Simulation:
         return delays
 
 
-def spare_plans(space: Space, models: int, planned: Sequence[Plans]) -> Plans:
+def spare_plans(space: Space, planned: Sequence[Plans]) -> Plans:
     """Return the plan with the fewest GPUs for each model that has no stage."""
     present = {plan.model for plans in planned for plan in plans}
-    return tuple(space.plans(m)[0] for m in range(models) if m not in present)
-
-
-_QUANTILES = (0.05, 0.5, 0.95)
+    return tuple(space.plans(m)[0] for m in range(len(space.models)) if m not in present)
 
 
 def stages_of(tasks: Tasks, draws: Sequence[TaskDraw], space: Space) -> list[Stages]:
     """Return the stages of each sample."""
-    specs = [space.spec(m) for m in range(len(space.models))]
-    return [Stages(Runs(load_of(tasks, draw, specs), space)) for draw in draws]
+    return [Stages(Runs(load_of(tasks, draw, space.specs), space)) for draw in draws]
 
 
 def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], reserve: Plans) -> tuple[float, ...]:
     """Return the makespan of a plan on each sample."""
     return tuple(play(stages, planned, reserve).end_s for stages in draws)
-
-
-def quantiles_of(values: Sequence[float]) -> dict[float, float]:
-    """Return the 0.05, 0.5 and 0.95 quantiles by level."""
-    return {level: float(np.quantile(values, level)) for level in _QUANTILES}
-
-
-def judged(values: Sequence[float], quantile: float | None) -> float:
-    """Return the objective of plans: the mean, or a quantile."""
-    return float(np.mean(values) if quantile is None else np.quantile(values, quantile))
 
 
 def spans_of(simulated: Simulated, space: Space, stages: Stages) -> tuple[AppSpan, ...]:

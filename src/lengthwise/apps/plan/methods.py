@@ -223,8 +223,7 @@ class Effort:
 
     Attributes:
         width: Width of the beam.
-        beam_tasks: Maximum tasks times stages that the beam simulates.
-        better_tasks: Maximum tasks times stages that the improvement simulates.
+        beam_tasks: Maximum tasks times stages that the beam simulates; ``better_tasks``: that the improvement does.
         share: Maximum counted seconds of search, as a share of the best known makespan.
     """
 
@@ -279,12 +278,11 @@ def _bound(stages: Stages) -> Callable[[State], float]:
 
 def bettered(stages: Stages, plan: Planned, effort: Effort, has_left: Callable[[], bool] = lambda: True) -> Planned:
     """Return a plan that ends no later: changed one stage at a time while its makespan decreases."""
-    models = len(stages.load.models)
     left = int(effort.better_tasks / max(1, sum(len(m) for m in stages.load.models)))
 
     def end_s(one: Planned) -> float:
         try:
-            return play(stages, one, spare_plans(stages.space, models, one), places=False).end_s
+            return play(stages, one, spare_plans(stages.space, one), places=False).end_s
         except InternalError:  # after the change, models wait for one another forever
             return math.inf
 
@@ -341,12 +339,9 @@ _TICKS_PER_S = 1000
 
 @dataclass(frozen=True)
 class Unpreempted:
-    """The best schedule in which each model runs once, under one plan.
+    """The best schedule in which each model runs once, under one plan, and whether it is proved to be optimal.
 
-    Attributes:
-        bound_s: Lower bound of the makespan of such schedules.
-        starts_s: When each model starts to load, by plan.
-        proved: Whether the schedule is optimal.
+    ``bound_s`` is a lower bound of such makespans; ``starts_s``: when each model starts to load, by plan.
     """
 
     makespan_s: float
@@ -430,10 +425,8 @@ class Best:
 def best_staged(stages: Stages, *, most: int = 200_000) -> Best:
     """Return the best of all staged plans (Definition 1): every valid set of models and plans, stage after stage.
 
-    A stage ends with the first model that finishes. Feasible for tiny instances only.
-
-    Raises:
-        InputError: More than ``most`` stages must be simulated.
+    A stage ends with the first model that finishes. Feasible for tiny instances only: raise InputError if more than
+    ``most`` stages must be simulated.
     """
     best, evaluated = Best((), math.inf, 0), 0
 

@@ -13,21 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.plan.evaluate import (
-    idle_seconds,
-    judged,
-    makespans_s,
-    play,
-    quantiles_of,
-    spans_of,
-    spare_plans,
-    stages_of,
-)
+from lengthwise.apps.plan.evaluate import idle_seconds, makespans_s, play, spans_of, spare_plans, stages_of
 from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
 from lengthwise.engine import simulate, warm_up
-from lengthwise.schema.app import AppMethod, AppPlan, AppWhatIf, Cluster, Machine, ModelPlan, TaskDraw, Tasks
+from lengthwise.schema.app import AppMethod, AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
@@ -251,7 +242,7 @@ class Search:
         scores |= {one.planned: one.planned_s for one in paid}
         self._add(one for one in self._options.known if all(fits(plans) for plans in one))
         listed = [rolled_out(quick, choose) for choose in STEPS]
-        quick_s = {one: play(quick, one, self._spare(one), places=False).end_s for one in listed}
+        quick_s = {one: play(quick, one, spare_plans(self._space, one), places=False).end_s for one in listed}
         self._add(sorted(quick_s, key=lambda one: (quick_s[one], one))[:_MAX_CANDIDATES])
         limit_s = effort.share * min(scores.values())
 
@@ -274,11 +265,11 @@ class Search:
         elapsed_s = self._options.clock() - started_s + sum(one.elapsed_s for one in paid)
         return Found(DEFAULT, best, scores[best], elapsed_s, budget.elapsed_s, elapsed_s, elapsed_s)
 
-    def _spare(self, planned: Planned) -> tuple[ModelPlan, ...]:
-        return spare_plans(self._space, len(self._space.models), planned)
-
     def _score(self, planned: Planned) -> float:
-        return judged(makespans_s(self._worlds, planned, self._spare(planned)), self._options.quantile)
+        """Return the mean makespan of a plan, or the quantile to minimize."""
+        ends_s = makespans_s(self._worlds, planned, spare_plans(self._space, planned))
+        quantile = self._options.quantile
+        return float(np.mean(ends_s) if quantile is None else np.quantile(ends_s, quantile))
 
     def _improve(self, quick: Stages, has_left: Callable[[], bool]) -> Planned:
         """Improve the best plan so far; return the new best one, and of equals the previous one."""
@@ -357,7 +348,7 @@ def _warm_up(space: Space, stages: Stages) -> None:
 
 
 def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]) -> AppPlan:
-    reserve = {one.name: spare_plans(space, len(space.models), one.planned) for one in found}
+    reserve = {one.name: spare_plans(space, one.planned) for one in found}
     ends = {one.name: makespans_s(truth, one.planned, reserve[one.name]) for one in found}
     played = play(first, best.planned, reserve[best.name])
     # The run waits for a search that takes longer than the first stage.
@@ -382,7 +373,7 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
         reserve=reserve[best.name],
         makespan=mean_estimate(ends[best.name]),
         makespans_s=ends[best.name],
-        quantiles_s=quantiles_of(ends[best.name]),
+        quantiles_s={level: float(np.quantile(ends[best.name], level)) for level in (0.05, 0.5, 0.95)},
         spans=spans,
         idle_s=idle_seconds(spans),
         flops=tuple(float(one.work(one.output).sum()) for one in loads),

@@ -137,7 +137,7 @@ class Runs:
         self.load, self.space, self.fast = load, space, fast
         self.cached: dict[Hashable, Run] = dict(known.cached) if known else {}
         self._known = known
-        self.fresh = [Work("fresh", m.fresh, m.disabled) for m in load.models]
+        self.fresh = [Work("fresh", np.zeros(len(m), np.int64), np.full(len(m), np.inf)) for m in load.models]
         self._cached_tasks = sum(len(run.load) for run in self.cached.values())
         self.simulated_requests = self.simulated_runs = 0
         self.clock: Callable[[], float] | None = None
@@ -195,7 +195,7 @@ class Runs:
         left = before.produced < load.output
         arrival_s = np.zeros(len(load)) if arrival_s is None else _after_parents(load, arrival_s, left)
         included = np.flatnonzero(left & np.isfinite(arrival_s))
-        first_s, finish_s = load.disabled.copy(), load.disabled.copy()
+        first_s, finish_s = np.full((2, len(load)), np.inf)
         if len(included):
             first_s[included], finish_s[included] = self._token_times(plan, before, arrival_s, included)
         return Run(plan, load, before, key, first_s, finish_s, complete=len(included) == int(left.sum()))
@@ -265,11 +265,9 @@ _MAX_PASSES = 1000
 
 @dataclass(frozen=True)
 class Live:
-    """A run in progress, with its complete course.
+    """A run in progress, with its complete course; its (first) replicas are ready at ``start_s``.
 
-    Attributes:
-        start_s: Time at which its (first) replicas are ready.
-        isolated: The run without replicas that join at ``joins_s``; None: all are ready at once.
+    ``isolated`` is the run without replicas that join at ``joins_s``; None: all are ready at once.
     """
 
     run: Run
@@ -295,21 +293,14 @@ class Live:
 
 @dataclass(frozen=True)
 class State:
-    """An application between two stages.
+    """An application between two stages: runs of the models that ran up to now.
 
-    Attributes:
-        rest: [models] completed work of models that do not run.
-        live: Runs of the models that ran up to now.
+    ``rest`` is [models] the completed work of models that do not run.
     """
 
     clock_s: float
     rest: tuple[Work, ...]
     live: Mapping[int, Live] = field(default_factory=dict)
-
-    @property
-    def plans(self) -> Plans:
-        """Return the plans of the models that ran up to now."""
-        return tuple(live.run.plan for live in self.live.values())
 
     def work(self, model: int) -> Work:
         """Return the completed work of a model."""
@@ -447,7 +438,7 @@ class Stages:
         longest_s = max((self.space.leave_s(plan) for plan in stopping), default=0.0)
         if longest_s <= 0.0:
             return 0.0
-        free = self.space.cluster.gpus - sum(plan.gpus for plan in state.plans)
+        free = self.space.cluster.gpus - sum(live.run.plan.gpus for live in state.live.values())
         needed = sum((plan.dp - retained[plan.model]) * plan.tp * plan.pp for plan in plans)
         return longest_s if needed > free else 0.0
 

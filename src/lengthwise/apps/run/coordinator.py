@@ -23,7 +23,7 @@ from lengthwise.apps.run.dispatch import (
 )
 from lengthwise.apps.run.fleet import Fleet, silent
 from lengthwise.apps.run.job import Job, Plans
-from lengthwise.apps.run.plan_tracking import PlanMonitor, PlanTracker, Status
+from lengthwise.apps.run.plan_tracking import PlanTracker, Status
 from lengthwise.apps.run.progress import (
     SHAPE,
     Clock,
@@ -47,13 +47,11 @@ _TICK_S = 0.5
 
 
 class Coordinator:
-    """One run of a job; ``run`` is called once.
+    """One run of a job; ``run`` is called once, and the ledger stays open.
 
     Args:
-        ledger: Stores the outputs; stays open.
         now_s: Wall clock (UTC) of leases, seconds.
-        monitor: Called with the progress, every ``watch_s``.
-        watch_s: Seconds between checks of the engines.
+        monitor: Called with the progress, at each check of the engines: every ``watch_s`` seconds.
         started: Called before engines start, with the outputs of a resumed run or of a changed application.
     """
 
@@ -103,13 +101,8 @@ class Coordinator:
         shared = SharedState(job, writer, self._now_s, self._wakeup.set, self._on_engine_failure, self._on_error)
         self._dispatchers = [ModelDispatcher(model, shared) for model in range(len(job.layout.tasks.models))]
         self._fleet = Fleet(self._launcher, self._dispatchers, self._on_error, self._on_switch)
-        self._plan_monitor = PlanMonitor(
-            job,
-            writer,
-            lambda: written_tokens(shared, self._dispatchers),
-            lambda: self._fleet.placement,
-            self._on_replan,
-        )
+        written, placement = lambda: written_tokens(shared, self._dispatchers), lambda: self._fleet.placement
+        self._tracker = PlanTracker(job, writer, self._at_s, written, placement, self._on_replan)
         try:
             resumed = await writer.call(owners.enter, self._ledger, job, self._now_s())
             await writer.call(self._ledger.note, {SHAPE: shape_of(job.layout)})
@@ -120,7 +113,7 @@ class Coordinator:
             self._clock.before = work_done(job, self._by_model(await writer.call(self._ledger.counts)))
             for work in (writer.run(), self._renew_leases(), self._save_drafts(), self._supervise()):
                 self._watch(work)
-            await self._follow_plan(PlanTracker(job))
+            await self._follow_plan()
         except EngineError as error:
             failed = error
         finally:
@@ -142,9 +135,8 @@ class Coordinator:
             raise EnginesFailedError(result) from failed
         return result
 
-    async def _follow_plan(self, tracker: PlanTracker) -> None:
-        self._tracker = tracker
-        self._watch(self._plan_monitor.seek(tracker, self._at_s))
+    async def _follow_plan(self) -> None:
+        self._watch(self._tracker.seek())
         while self._how is None:
             self._wakeup.clear()
             if any(one.slots and one.is_idle for one in self._dispatchers):
@@ -152,13 +144,13 @@ class Coordinator:
             status = Status.of(self._job.layout, await self._writer.call(self._ledger.counts))
             if status.is_finished:
                 return
-            plans = tracker.step(status)
+            plans = self._tracker.step(status)
             if plans is not None:
                 in_sleep = self._fleet.in_sleep(plans)
                 placement = self._job.placer.place(plans, self._fleet.placement, self._running, in_sleep)
                 await self._fleet.switch(plans, placement)
                 self._running = plans
-            self._watch(self._plan_monitor.check(tracker, status, self._at_s()))
+            self._watch(self._tracker.check())
             try:
                 async with asyncio.timeout(_TICK_S):
                     await self._wakeup.wait()

@@ -85,12 +85,9 @@ def imbalance(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, ReplicaSlo
 
 
 class ModelDispatcher:
-    """Leases and sends the tasks of one model.
+    """Leases and sends the tasks of one model to its engines that are ready (``slots``).
 
-    Attributes:
-        slots: Its engines that are ready.
-        pending: Leased tasks that no engine has room for.
-        tokens: Output tokens since the start.
+    ``pending`` are leased tasks that no engine has room for, ``tokens`` the output tokens since the start.
     """
 
     def __init__(self, model: int, shared: SharedState) -> None:
@@ -113,7 +110,7 @@ class ModelDispatcher:
     @property
     def active(self) -> int:
         """Return the number of running requests."""
-        return sum(len(slot.active) for slot in self.slots)
+        return len(self.active_tasks)
 
     @property
     def is_idle(self) -> bool:

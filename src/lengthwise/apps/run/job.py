@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.apps import placement
 from lengthwise.apps.launch.engine import COMPLETIONS, Ask
 from lengthwise.apps.ledger.contracts import Output, State
 from lengthwise.apps.ledger.table_ledger import Ledger
-from lengthwise.schema.app import AppPlan, AppStage, Cluster, ModelPlan, Placement, TaskDraw, Tasks
+from lengthwise.schema.app import AppPlan, AppStage, Cluster, Floats, Ints, ModelPlan, Placement, TaskDraw, Tasks
 from lengthwise.schema.errors import InputError, InternalError
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Plans = tuple[ModelPlan, ...]
 
 OWNER = "owner:"
@@ -55,11 +52,7 @@ class Layout:
 
 
 def lay(tasks: Tasks, expected_tokens: Floats) -> Layout:
-    """Order tasks by the longest chain of expected tokens that starts with them: long chains must not start last.
-
-    Raises:
-        InputError: There is not one expected length for each task.
-    """
+    """Order tasks by the longest chain of expected tokens that starts with them: long chains must not start last."""
     if len(expected_tokens) != len(tasks):
         raise InputError(
             f"there must be an expected length for each task ({len(tasks)}); there are {len(expected_tokens)}"
@@ -86,15 +79,11 @@ def lay(tasks: Tasks, expected_tokens: Floats) -> Layout:
 
 def chains(tasks: Tasks, tokens: Floats) -> Floats:
     """Return [n] the tokens of the longest chain of tasks that starts with each."""
+    from lengthwise.apps.plan.draws import depths
+
     longest = tokens.astype(np.float64).copy()
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
-    depth = np.zeros(len(tasks), np.int64)
-    while len(child):
-        deeper = depth.copy()
-        np.maximum.at(deeper, child, depth[tasks.parent] + 1)
-        if (deeper == depth).all():
-            break
-        depth = deeper
+    depth = depths(child, tasks.parent, len(tasks))
     # From the deepest generation up, so that the chains of all children of a task are known before its own.
     order = np.argsort(-depth[child], kind="stable")
     bounds = [*np.flatnonzero(np.diff(depth[child][order], prepend=-1)).tolist(), len(order)]
@@ -204,8 +193,6 @@ class PlanDeviation:
 
     Attributes:
         planned_s: Planned end of the stage.
-        finished: Models without tasks left.
-        done: Finished tasks by model.
         is_late: Whether its clock has left the plan's interval; else its lengths are to be checked.
         completed: (place, state, prompt tokens, output tokens) of finished tasks.
         written: Tokens of unfinished outputs, by place.
@@ -214,8 +201,6 @@ class PlanDeviation:
     at_s: float
     stage: int
     planned_s: float
-    finished: Sequence[int]
-    done: Sequence[int]
     running: Plans
     is_late: bool = True
     completed: Sequence[tuple[int, State, int, int]] = ()
@@ -232,7 +217,7 @@ class RevisedPlan:
     description: str
 
 
-Replan = Callable[[PlanDeviation], "RunPlan | RevisedPlan | None"]
+Replan = Callable[[PlanDeviation], RevisedPlan | None]
 """Returns the plan to follow once a run has left its plan; None: as before."""
 
 

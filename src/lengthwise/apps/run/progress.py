@@ -95,12 +95,9 @@ def status_of(ledger: Ledger) -> tuple[ModelStatus, ...]:
 
 @dataclass(frozen=True)
 class Event:
-    """A switch of an engine or of the plan.
+    """A switch of an engine or of the plan, with the engine or the reason; ``model`` -1: none.
 
-    Attributes:
-        what: "start", "wake", "ready", "sleep", "stop", "died", "replan" or "keep".
-        model: By number; -1: none.
-        description: The engine, or the reason.
+    ``what`` is "start", "wake", "ready", "sleep", "stop", "died", "replan" or "keep".
     """
 
     at_s: float
@@ -169,8 +166,7 @@ class Clock:
 
     Attributes:
         start_s: Start of the run, on the loop's clock.
-        before: Share of the work that was done before the run, or before the plan that is followed now.
-        from_s: Since when that plan is followed.
+        before: Share of the work that was done before the run, or before the plan that is followed since ``from_s``.
         at_s: Seconds since the start.
         moved_s: When the share last grew, since the start; ``share``: the share then.
         first_s: When an engine was first seen to be ready under that plan; None: none was yet.

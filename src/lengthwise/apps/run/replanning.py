@@ -17,13 +17,11 @@ from lengthwise.apps.plan.evaluate import Simulated, play, stages_of
 from lengthwise.apps.plan.stages import Plans
 from lengthwise.apps.run.job import SLACK, PlanDeviation, RevisedPlan, RunPlan, ends_s
 from lengthwise.apps.run.plan_tracking import MAX_CHECKS
-from lengthwise.schema.app import TaskDraw, Tasks
+from lengthwise.schema.app import Floats, Ints, TaskDraw, Tasks
 
 if TYPE_CHECKING:
     from lengthwise.workload import Marginal
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 LEVELS = 4096
 PRIOR_ANSWERS = 20.0
 """Weight of the planned length distribution, in observed outputs."""
@@ -41,12 +39,7 @@ _DRAWS = 4
 
 @dataclass(frozen=True, eq=False)
 class LengthDistribution:
-    """A distribution of output lengths.
-
-    Attributes:
-        values: [k] tokens, ascending.
-        survival: [k] probability of more tokens than each value; 0 at the last.
-    """
+    """A distribution of output lengths: [k] ascending tokens, and the probability of more tokens; 0 at the last."""
 
     values: Floats
     survival: Floats
@@ -80,11 +73,9 @@ class LengthDistribution:
 
 @dataclass(frozen=True, eq=False)
 class ObservedLengths:
-    """Output lengths of one model.
+    """Output lengths of one model: [n] tokens of outputs that ended by themselves.
 
-    Attributes:
-        completed: [n] tokens of outputs that ended by themselves.
-        censored: [m] tokens that the other outputs have at least: unfinished, or ended by their limit.
+    The other outputs, unfinished or ended by their limit, have at least so many as ``censored`` [m].
     """
 
     completed: Floats

@@ -26,7 +26,7 @@ from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 
 OUTPUTS, PARQUET, DEAD, MANIFEST = "outputs.jsonl", "outputs.parquet", "dead.jsonl", "manifest.json"
-LOCK, LOGS = "run.lock", "logs"
+LOCK = "run.lock"
 FORMS = ("jsonl", "parquet")
 _PAGE = 5_000
 COLUMNS = {
@@ -230,11 +230,6 @@ class RunFolder:
         return self.store or str(self.path / FILE)
 
     @property
-    def logs(self) -> Path:
-        """Return the folder of the engines' logs."""
-        return self.path / LOGS
-
-    @property
     def is_begun(self) -> bool:
         """Return whether the folder has a run."""
         return (self.path / LOCK).exists()
@@ -248,9 +243,7 @@ class RunFolder:
     def taken(self, *, resume: bool) -> Iterator[Ledger]:
         """Lock the folder for this process and yield its ledger; ``resume`` allows to continue an earlier run.
 
-        Raises:
-            InputError: The folder has a run that is not to be resumed, or another process runs in it.
-            OutputError: The folder cannot be written.
+        Raise InputError if it has a run that is not to be resumed, or another process runs in it.
         """
         self.require_free(resume=resume)
         try:

@@ -46,8 +46,7 @@ class LeasedTask:
     """A leased task, its request, and the output so far (``draft``).
 
     Attributes:
-        key: Of the request; equal requests have equal keys.
-        duplicates: Leases of tasks with the same key, which get the same output.
+        duplicates: Leases of tasks with an equal request (the same key), which get the same output.
         generation: The running request.
         saved: Tokens of the draft that are in the ledger.
     """
