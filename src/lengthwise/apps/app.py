@@ -183,8 +183,7 @@ class Report:
     max_tokens: str = ""
 
 
-Messages = tuple[tuple[str, str], ...]
-"""(role, template) of each message."""
+Messages = tuple[tuple[str, str], ...]  # (role, template) of each message
 
 
 @dataclass(frozen=True)
@@ -335,8 +334,7 @@ def until_calls(app: App, loop: Loop) -> frozenset[str]:
     return plain & {one.name for one in app.calls}
 
 
-Unit = tuple[str, ...]
-"""Calls that run together: one, or those of a loop in their order."""
+Unit = tuple[str, ...]  # calls that run together: one, or those of a loop in their order
 
 
 def ordered(app: App) -> list[Unit]:

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-Edges = tuple[Ints, Ints]
-"""(child, parent) task numbers."""
+Edges = tuple[Ints, Ints]  # (child, parent) task numbers
 
 
 @dataclass(frozen=True, eq=False)

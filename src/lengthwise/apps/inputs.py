@@ -231,10 +231,8 @@ def _frame_rows(frame: Any) -> Sequence[Row]:
 
 
 URLS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
-UNLIMITED_TOKENS = 2**24
-"""Tokens of an output without a limit: more than any model's context."""
-_COMPLETION_TOKENS = 16
-"""Default max_tokens of the completions API."""
+UNLIMITED_TOKENS = 2**24  # tokens of an output without a limit: more than any model's context
+_COMPLETION_TOKENS = 16  # default max_tokens of the completions API
 
 
 @dataclass(frozen=True, eq=False)

@@ -119,8 +119,7 @@ def _free_groups(cluster: Cluster, plan: ModelPlan, stages: int, free: frozenset
 
 
 Shape = tuple[str, int, int]
-Asleep = Mapping[tuple[int, Shape], tuple[Replica, ...]]
-"""Sleeping replicas by (model, shape)."""
+Asleep = Mapping[tuple[int, Shape], tuple[Replica, ...]]  # sleeping replicas by (model, shape)
 Seconds = Callable[[ModelPlan, str], float]
 """Seconds until a replica of the plan is ready by "wake" or "start"."""
 
@@ -191,8 +190,7 @@ def _resident(plan: ModelPlan, before: Placement, running: Sequence[ModelPlan]) 
     return [replica for replica in before.get(plan.model, ()) if len(replica) == plan.tp * plan.pp]
 
 
-_Candidate = tuple[float, ModelPlan, Replica]
-"""(seconds saved, plan, replica)."""
+_Candidate = tuple[float, ModelPlan, Replica]  # (seconds saved, plan, replica)
 
 
 def _retained(
@@ -251,11 +249,9 @@ def next_plans(
     """Return the plans to run at the start, or after a model has finished; without deviations, the next stage's.
 
     Args:
-        stages: Stages of the plan.
         at: Current stage; -1 at the start.
         running: Plans up to now, of finished models too.
         finished: Models without remaining work.
-        fits: As ``placement.fits``.
         reserve: Plans of models without a stage, which had no work in the lengths used for planning. They run after
             the last stage, as do models with more work than planned.
         starved: Models that wait for one that does not run; they are stopped even in their last stage.

@@ -33,14 +33,10 @@ class Ask:
 class Fault(Enum):
     """Which side a failure is attributed to; it decides whether and where the request is retried."""
 
-    REQUEST = "request"
-    """Retries would fail too: the task is dead."""
-    BUSY = "busy"
-    """The engine is full: retry later; no attempt of the task."""
-    ANSWER = "answer"
-    """A bad answer: an attempt of the task; retry on another engine if there is one."""
-    ENGINE = "engine"
-    """The engine is unreachable: no attempt of the task."""
+    REQUEST = "request"  # retries would fail too: the task is dead
+    BUSY = "busy"  # the engine is full: retry later; no attempt of the task
+    ANSWER = "answer"  # a bad answer: an attempt of the task; retry on another engine if there is one
+    ENGINE = "engine"  # the engine is unreachable: no attempt of the task
 
 
 class FailedError(LengthwiseError):

@@ -24,8 +24,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import EngineError, InputError, InternalError, OutputError, UnknownNameError
 
 HOST = "127.0.0.1"
-KIND = "given"
-"""Stands for the GPU type of engines that run already."""
+KIND = "given"  # stands for the GPU type of engines that run already
 PLACES = ("weights", "name", "host", "port", "tp", "pp", "gpus", "max_model_len")
 READY_S, GRACE_S = process.READY_S, process.GRACE_S
 _SLEEP_S, _WAKE_S = 60.0, 300.0

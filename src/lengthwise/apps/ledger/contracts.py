@@ -10,17 +10,13 @@ from typing import Any
 class State(IntEnum):
     """State of a task; it finishes in exactly one of the last four."""
 
-    WAITING = 0
-    """For parents."""
+    WAITING = 0  # for parents
     READY = 1
     LEASED = 2
     DONE = 3
-    SKIPPED = 4
-    """A branch that was not taken, or a round that was not needed."""
-    DEAD = 5
-    """Out of attempts; its last error is recorded."""
-    BLOCKED = 6
-    """Waits for a dead task."""
+    SKIPPED = 4  # a branch that was not taken, or a round that was not needed
+    DEAD = 5  # out of attempts; its last error is recorded
+    BLOCKED = 6  # waits for a dead task
 
 
 FINISHED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)

@@ -11,8 +11,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from lengthwise.apps.ledger.sql_store import FORMAT, Chunk, Store, Work
 from lengthwise.schema.errors import InputError, MissingExtraError
 
-MARK = "lengthwise ledger, format "
-"""Prefix of the comment of a ledger's schema, before the format."""
+MARK = "lengthwise ledger, format "  # prefix of the comment of a ledger's schema, before the format
 SCHEMA = "lengthwise"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _MAX_ATTEMPTS = 20

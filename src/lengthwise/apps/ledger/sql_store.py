@@ -236,8 +236,7 @@ def load_tasks(store: Store, tasks: Tasks, fence: int) -> None:
         store.load(table, names, chunks)
 
 
-APPLICATION = 0x6C774C67
-"""Marks a ledger in the file's header: "lwLg"."""
+APPLICATION = 0x6C774C67  # marks a ledger in the file's header: "lwLg"
 
 _TALLY = (
     # Counts are updated by a trigger, so that reading them costs nothing for a million tasks.

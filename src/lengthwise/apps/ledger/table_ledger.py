@@ -14,8 +14,7 @@ from lengthwise.apps.ledger.sql_store import SqliteStore, Store, load_tasks
 from lengthwise.schema.app import Tasks
 from lengthwise.schema.errors import InputError
 
-FILE = "ledger.sqlite"
-"""The ledger's name in a folder."""
+FILE = "ledger.sqlite"  # the ledger's name in a folder
 TIMEOUT_S = 30.0
 _PAGE = 5_000
 _POSSIBLE = (State.DONE, State.SKIPPED, State.DEAD, State.READY)
@@ -249,11 +248,9 @@ class Ledger:
 def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float = TIMEOUT_S) -> Ledger:
     """Return the ledger at a place; create it if absent, unless ``read_only``.
 
-    Args:
-        place: A file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME``
-            for several coordinators; each run has an own schema ("lengthwise" by default), which is created.
-        read_only: To read while another process runs.
-        timeout_s: How long to wait for other writers.
+    The place is a file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME`` for
+    several coordinators; each run has an own schema ("lengthwise" by default), which is created. ``timeout_s``: how
+    long to wait for other writers.
 
     Raises:
         InputError: The place is no ledger, or of a newer lengthwise or another program; or it is absent and

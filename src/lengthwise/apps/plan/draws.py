@@ -81,9 +81,7 @@ class ModelLoad:
     """The present tasks of one model in order of their numbers.
 
     Attributes:
-        task: [k] numbers.
-        prompt: [k] tokens.
-        output: [k] tokens.
+        task: [k] numbers; ``prompt``, ``output``: [k] tokens.
         flops: FLOPs of a task with x computed tokens: flops[0] x + flops[1] x^2, as in ``metrics.model_flops``.
         inner: (child, parent) positions of dependencies within the model.
         outer: (child position, parent task) of dependencies on other models.
@@ -119,8 +117,7 @@ class Load:
         parents: [models] other models whose outputs it takes.
         order: Models, parents before children unless there are cycles.
         cyclic: Whether some models wait for one another.
-        position: [tasks] position in the load of the task's model.
-        model: [tasks] its number.
+        position: [tasks] position in the load of the task's model; ``model``: [tasks] its number.
     """
 
     models: tuple[ModelLoad, ...]

@@ -18,8 +18,7 @@ from lengthwise.apps.plan.stages import Plans, Staged, Stages, State
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import InputError, InternalError, MissingExtraError
 
-Chooser = Callable[[Stages, State], Plans]
-"""Returns the plans of the next stage."""
+Chooser = Callable[[Stages, State], Plans]  # returns the plans of the next stage
 Planned = tuple[Plans, ...]
 
 
@@ -103,8 +102,7 @@ def max_heuristic(stages: Stages, state: State) -> Plans:
     return (min(largest, key=lambda plan: (stages.stage(state, (plan,)).end_s, plan)),)
 
 
-_MAX_SPLITS = 400
-"""Even splits of the GPUs that are compared, the first of many."""
+_MAX_SPLITS = 400  # even splits of the GPUs that are compared, the first of many
 
 
 def min_heuristic(stages: Stages, state: State, *, is_retained: bool = False) -> Plans:

@@ -117,8 +117,7 @@ class Found:
     Attributes:
         planned_s: Its makespan on the samples used for planning.
         search_s: Seconds of search if nothing had been simulated before.
-        cost_s: Counted seconds of search after everything that was simulated before.
-        elapsed_s: The same in seconds of the clock.
+        cost_s: Counted seconds of search after all that was simulated before; ``elapsed_s``: seconds of the clock.
         lead_s: Part of ``search_s`` before engines of the first stage can start.
     """
 
@@ -491,6 +490,6 @@ def read_plan(path: Path | str) -> AppPlan:
         content = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=with_nan)
         if content.pop("format", None) == _FORMAT:
             return TypeAdapter(AppPlan).validate_python(content)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"cannot read the plan {path}: {type(error).__name__}: {error}") from error
     raise InputError(f"{path} must be an application's plan as `lengthwise app plan --json` writes it")

@@ -40,8 +40,7 @@ from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedStat
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
-CANCEL = "cancel"
-"""The fact by which another process asks a run to stop."""
+CANCEL = "cancel"  # the fact by which another process asks a run to stop
 RESUME = "What was answered is kept; go on with the same command and --resume"
 _TICK_S = 0.5
 

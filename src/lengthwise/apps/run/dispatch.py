@@ -15,8 +15,7 @@ from lengthwise.schema.errors import InputError
 
 MIN_IMBALANCE = 8
 """Moving fewer requests than this between engines does not pay for the repeated prefill of their tokens."""
-APPLICATION = "identity"
-"""The fact that identifies the application of a ledger."""
+APPLICATION = "identity"  # the fact that identifies the application of a ledger
 _CRASH_SHOWS_S = 2.0
 _PAGE = 2_000
 _LATER_S = 1e-3

@@ -33,10 +33,8 @@ class Silent:
 
     Attributes:
         description: The engine; "": it has not been ready yet.
-        since_s: Time of its start or of its last progress, from the start of the run.
-        for_s: Seconds since then.
+        since_s: Time of its start or of its last progress, from the start of the run; ``for_s``: seconds since then.
         planned_s: Planned seconds until it is ready; 0: it was ready, or unknown.
-        starts: How often it was started.
         is_placed: Whether ``gpus`` are GPUs; else they are the engine's number among those of its model.
     """
 

@@ -23,12 +23,9 @@ from lengthwise.schema.errors import InputError, InternalError
 
 Plans = tuple[ModelPlan, ...]
 
-OWNER = "owner:"
-"""Prefix of the facts that name the running coordinators."""
-ENGINES = "engines:"
-"""Prefix of the facts that list the engines of a coordinator."""
-SLACK = (0.9, 1.1)
-"""A run is as planned within these factors of the plan's range."""
+OWNER = "owner:"  # prefix of the facts that name the running coordinators
+ENGINES = "engines:"  # prefix of the facts that list the engines of a coordinator
+SLACK = (0.9, 1.1)  # a run is as planned within these factors of the plan's range
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 

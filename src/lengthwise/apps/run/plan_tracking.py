@@ -17,8 +17,7 @@ from lengthwise.schema.errors import InternalError, LengthwiseError
 
 MAX_CHECKS = 24
 """How often lengths are checked at most, each time after a twelfth of the planned time."""
-SEARCHES_PER_REPLAN = 3
-"""So many searches at most for each new plan that is allowed."""
+SEARCHES_PER_REPLAN = 3  # so many searches at most for each new plan that is allowed
 _CHECK_SHARE = 1 / 12
 _MIN_CHECK_INTERVAL_S = 1.0
 
@@ -82,11 +81,12 @@ class PlanTracker:
         pairs = np.unique(tasks.model[tasks.parent] * len(tasks.models) + tasks.model[child])
         self._waits = {divmod(pair, len(tasks.models)) for pair in pairs.tolist()}
         self.blocked: frozenset[int] = frozenset()
+        self._last: tuple[frozenset[int], frozenset[int]] | None = None
+        self._deviated_stage = -1
         self._is_searching = False
         self._checks = self._replans = self._searches = 0
         self._next_check_s: float | None = None
-        self.now = Now(-1, ())
-        self.follow(job.run_plan, 0.0)
+        self.run_plan, self.from_s, self.now = job.run_plan, 0.0, Now(-1, ())
 
     def step(self, status: Status) -> Plans | None:
         """Return the plans to run from now on; None: as before.
@@ -150,8 +150,7 @@ class PlanTracker:
     def follow(self, run_plan: RunPlan, at_s: float) -> None:
         """Follow another plan from its first stage on; replicas that are in that stage are not interrupted."""
         self.run_plan, self.from_s, self.now = run_plan, at_s, Now(-1, self.now.plans)
-        self._last: tuple[frozenset[int], frozenset[int]] | None = None
-        self._deviated_stage = -1
+        self._last, self._deviated_stage = None, -1
 
     def seek(self) -> Coroutine[Any, Any, None] | None:
         """Return the wait for the plan that is still searched for, to be started now; None: there is no such search."""

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from lengthwise.apps.run.plan_tracking import PlanTracker
     from lengthwise.apps.run.task_state import ReplicaSlot
 
-SHAPE = "shape"
-"""The fact that holds the names of the calls and models behind the ledger's numbers."""
-Counts = Mapping[tuple[int, int, State], int]
-"""Tasks by call, model and state."""
+SHAPE = "shape"  # the fact that holds the names of the calls and models behind the ledger's numbers
+Counts = Mapping[tuple[int, int, State], int]  # tasks by call, model and state
 
 
 @dataclass
@@ -115,8 +113,7 @@ class ModelProgress:
         state: "runs", "starts", "waits" (for a later stage) or "finished".
         total: Its tasks; ``states``: by state.
         active: Running requests.
-        tokens: Output tokens since the start of the run.
-        tokens_per_s: Over the time with a ready engine.
+        tokens: Output tokens since the start of the run; ``tokens_per_s``: over the time with a ready engine.
         starts_s: Seconds since the longest start that is running began; None: no engine starts.
         stage: Stage of the plan in which it runs or will run, from 0; None: none.
         left_s: Seconds for its remaining tasks at its rate so far; None: unknown, or none are left.
@@ -299,8 +296,7 @@ def time_left(
     before it counts as work only as far as the work is done.
 
     Args:
-        share: Share of the work that is done.
-        at_s: Since the start.
+        share: Share of the work that is done, ``at_s`` since the start.
         planned_s: When the plan ends, from the start; None: unknown.
         slack: Factors of the interval's ends.
         before: Share that was done before the start of a resumed run.
@@ -335,13 +331,10 @@ class RunResult:
 
     Attributes:
         how: "done", "stopped" (by a signal or the caller), "cancelled" (by another process) or "failed" (its engines).
-        counts: Tasks by call, model and state.
         seconds: Until all tasks had finished or it was stopped, on its clock, without the time to stop the engines.
         resumed: Whether it continued a run of the same application.
         reused: Outputs from before the application changed; None: it has not changed, or there are none.
-        engines: Descriptions of its engines by model.
-        silent: Engines that should have answered at the end and did not.
-        error: Why its engines failed.
+        silent: Engines that should have answered at the end and did not; ``error``: why engines failed.
     """
 
     how: str

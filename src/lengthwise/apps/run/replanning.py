@@ -23,15 +23,12 @@ if TYPE_CHECKING:
     from lengthwise.workload import Marginal
 
 LEVELS = 4096
-PRIOR_ANSWERS = 20.0
-"""Weight of the planned length distribution, in observed outputs."""
+PRIOR_ANSWERS = 20.0  # weight of the planned length distribution, in observed outputs
 _RATIO_ANSWERS = 5.0
-UNKNOWN_TOKENS = 2**40
-"""Length of a model without a known distribution: beyond any limit."""
+UNKNOWN_TOKENS = 2**40  # length of a model without a known distribution: beyond any limit
 FALSE_ALARMS = 0.01
 """Upper bound of the share of runs with lengths as planned that are planned again because of their lengths."""
-MIN_CHANGE = 0.2
-"""Means that differ by less do not justify a new plan."""
+MIN_CHANGE = 0.2  # means that differ by less do not justify a new plan
 MIN_GAIN = 0.05
 """A new plan must shorten what is left by this share, and by more than the noise over draws."""
 _DRAWS = 4

@@ -20,8 +20,9 @@ import numpy as np
 from lengthwise.apps.inputs import write_lines
 from lengthwise.apps.ledger.contracts import State
 from lengthwise.apps.ledger.table_ledger import FILE, Ledger, open_ledger
-from lengthwise.apps.run.job import Ints, Job, Layout
+from lengthwise.apps.run.job import Job, Layout
 from lengthwise.apps.run.progress import RunResult
+from lengthwise.schema.app import Ints
 from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 

@@ -230,10 +230,8 @@ class SharedState:
     """What all dispatchers of a run share.
 
     Attributes:
-        now_s: The clock of leases.
         on_idle: Called when a dispatcher has no work left that it can do.
         on_engine_failure: Called with a slot whose engine must be restarted, and whether the engine died.
-        on_error: Called with an error that ends the run.
         in_flight: Leased tasks by key.
         busy_replies: How often an engine refused a task for lack of room, by place.
         avoided: The slot that gave a task a bad answer, by place.
