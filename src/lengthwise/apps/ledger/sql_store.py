@@ -129,7 +129,7 @@ _BATCHES = {
 
 
 class Store(ABC):
-    """A database with atomic transactions, whose errors are lengthwise's; ``where`` is its place, for messages.
+    """A database with atomic transactions, whose errors are lengthwise's; ``where`` is its place, without password.
 
     Attributes:
         sql: Statements by name.
@@ -416,10 +416,5 @@ def _connected(path: Path, read_only: bool, timeout_s: float) -> sqlite3.Connect
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot keep a ledger in {path}: {error.strerror or error}") from error
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}",
-        uri=True,
-        timeout=timeout_s,
-        isolation_level=None,
-        check_same_thread=False,
-    )
+    url = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(url, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)

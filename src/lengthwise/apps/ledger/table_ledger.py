@@ -51,11 +51,6 @@ class Ledger:
     def __init__(self, store: Store) -> None:
         self._store, self._sql = store, store.sql
 
-    @property
-    def where(self) -> str:
-        """Return the place for messages, without a password."""
-        return self._store.where
-
     def open(self, identity: str, tasks: Tasks) -> bool:
         """Insert the tasks; return True if they are there already, under the same identity (a resumed run).
 
@@ -70,7 +65,7 @@ class Ledger:
             if known == identity:
                 if count != len(tasks):
                     raise InputError(
-                        f"one identity must stand for one list of tasks; {self.where} has {count} tasks under it, "
+                        f"one identity must stand for one list of tasks; {store.where} has {count} tasks under it, "
                         f"{len(tasks)} came: put all that decides the tasks into the identity"
                     )
                 return True

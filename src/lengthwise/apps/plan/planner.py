@@ -40,24 +40,21 @@ class SearchBudget:
     """Counted seconds of a search: ``elapsed_s`` at the start, plus the work on these samples from then on."""
 
     def __init__(self, counted: Sequence[Stages], elapsed_s: float = 0.0) -> None:
-        self._counted = counted
-        self._offset_s = elapsed_s - self._total_s()
+        self._counted, self._offset_s = counted, 0.0
+        self._offset_s = elapsed_s - self.elapsed_s
 
     @property
     def elapsed_s(self) -> float:
         """Return the counted seconds so far."""
-        return self._total_s() + self._offset_s
+        return self._offset_s + sum(
+            STAGE_S * stages.evaluated + RUN_S * stages.runs.simulated_runs + REQUEST_S * stages.runs.simulated_requests
+            for stages in self._counted
+        )
 
     def allows(self, cost_s: float, limit_s: float) -> bool:
         """Return whether the limit is not reached, and would not be exceeded by a further cost."""
         elapsed_s = self.elapsed_s
         return elapsed_s < limit_s and elapsed_s + cost_s <= limit_s
-
-    def _total_s(self) -> float:
-        return sum(
-            STAGE_S * stages.evaluated + RUN_S * stages.runs.simulated_runs + REQUEST_S * stages.runs.simulated_requests
-            for stages in self._counted
-        )
 
 
 def expected_cost_s(stages: Stages, name: str) -> float:
@@ -322,12 +319,10 @@ def plan(
     space = Space(models, cluster, times or SwitchTimes())
     worlds = stages_of(tasks, draws, space)
     _warm_up(space, worlds[0])
-    early: list[Found] = []
 
     def first(one: Found) -> None:
-        early.append(one)
         assert begin is not None
-        begin(_report(worlds, space, worlds[0], one, early))
+        begin(_report(worlds, space, worlds[0], one, [one]))
 
     found = search_results(worlds, space, options, None if begin is None else first)
     best = next(one for one in found if one.name == options.method)
