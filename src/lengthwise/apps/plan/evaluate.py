@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lengthwise.apps.placement import Now, next_plans, place, switches
 from lengthwise.apps.plan.draws import load_of
@@ -12,15 +12,6 @@ from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Delay, Plans, Runs, Staged, Stages
 from lengthwise.schema.app import AppSpan, AppStage, Placement, Replica, Switch, TaskDraw, Tasks
 from lengthwise.schema.errors import InternalError
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """A plan executed on one sample: its stages with placements and times, their simulations, and the makespan."""
-
-    stages: tuple[AppStage, ...]
-    staged: tuple[Staged, ...]
-    end_s: float
 
 
 def play(
@@ -41,14 +32,14 @@ def play(
     Raises:
         InternalError: No model makes progress.
     """
-    simulation = _Simulation(stages, places=places, started=started)
-    while len(simulation.finished) < len(stages.load.models):
-        simulation.advance(tuple(planned), reserve)
-    return Simulated(tuple(simulation.stages), tuple(simulation.staged), simulation.state.clock_s)
+    simulated = Simulated(stages, places=places, started=started)
+    while len(simulated.finished) < len(stages.load.models):
+        simulated.advance(tuple(planned), reserve)
+    return simulated
 
 
-class _Simulation:
-    """State between two stages: plans, placement, and replicas that sleep, load or stop."""
+class Simulated:
+    """A plan executed on one sample up to now: its stages with placements and times, and their simulations."""
 
     def __init__(self, stages: Stages, *, places: bool, started: tuple[Plans, Placement]) -> None:
         self._stages, self._space, self._places = stages, stages.space, places
@@ -62,6 +53,11 @@ class _Simulation:
         self._ready_s: dict[tuple[int, Replica], float] = {}
         self.stages: list[AppStage] = []
         self.staged: list[Staged] = []
+
+    @property
+    def end_s(self) -> float:
+        """Return the makespan."""
+        return self.state.clock_s
 
     def advance(self, planned: Sequence[Plans], reserve: Plans) -> None:
         """Simulate one stage."""

@@ -362,7 +362,7 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
     return AppPlan(
         models=tuple(one.name for one in space.models),
         method=best.name,
-        stages=played.stages,
+        stages=tuple(played.stages),
         planned=best.planned,
         reserve=reserve[best.name],
         makespan=mean_estimate(ends[best.name]),

@@ -137,19 +137,6 @@ class RunPlan:
     ready_s: float = 0.0
 
 
-class Placer(Protocol):
-    """Places replicas on GPUs."""
-
-    def fits(self, plans: Plans) -> bool:
-        """Return whether plans fit beside one another."""
-
-    def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
-        """Return the GPUs of each replica; ``in_sleep``: those of the same plans that can be woken."""
-
-    def ready_s(self, plan: ModelPlan) -> float:
-        """Return the planned seconds from the start of a replica until it is ready; 0: unknown."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """Retries and intervals of a run.
@@ -381,7 +368,7 @@ class ClusterPlacer:
         return placement.fits(plans, self.cluster)
 
     def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
-        """Return the GPUs of each replica."""
+        """Return the GPUs of each replica; ``in_sleep``: those of the same plans that can be woken."""
         asleep = {(plan.model, plan.shape): in_sleep[plan.model] for plan in plans if plan.model in in_sleep}
         found = placement.place(plans, before, self.cluster, self.seconds, running=running, in_sleep=asleep)
         if found is None:
@@ -389,7 +376,7 @@ class ClusterPlacer:
         return found
 
     def ready_s(self, plan: ModelPlan) -> float:
-        """Return the planned seconds of a start."""
+        """Return the planned seconds from the start of a replica until it is ready."""
         return self.seconds(plan, "start")
 
 
@@ -397,7 +384,7 @@ class ClusterPlacer:
 class StaticPlacer:
     """Numbers the engines of each model, which run already, instead of placing them."""
 
-    def fits(self, plans: Plans) -> bool:  # noqa: ARG002 - the protocol's
+    def fits(self, plans: Plans) -> bool:  # noqa: ARG002 - as of ``ClusterPlacer``
         """Return True."""
         return True
 
@@ -408,6 +395,9 @@ class StaticPlacer:
     def ready_s(self, plan: ModelPlan) -> float:  # noqa: ARG002 - the protocol's
         """Return 0: unknown."""
         return 0.0
+
+
+Placer = ClusterPlacer | StaticPlacer
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _MIN_CHECK_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class Status:
-    """[models] Tasks: all, those that have finished, those that are ready or leased; and models without any left."""
+    """Tasks by model: all, finished ones, and ready or leased ones; and the models without any left."""
 
     total: tuple[int, ...]
     completed: tuple[int, ...]
