@@ -17,7 +17,7 @@ from lengthwise.apps.plan.stages import Runs, Stages
 def world(counts, seed=0):
     tasks, draw = ensemble(counts, np.random.default_rng(seed))
     space = Space(served(len(counts)), cluster_of(4))
-    load = load_of(tasks, draw, [space.spec(m) for m in range(len(counts))])
+    load = load_of(tasks, draw, space.specs)
     return Stages(Runs(load, space, fast=True))
 
 

@@ -28,7 +28,7 @@ from lengthwise.schema.errors import InputError
 def world(counts, seed=0, gpus=2, fast=False):
     tasks, draw = ensemble(counts, np.random.default_rng(seed))
     space = Space(served(len(counts)), cluster_of(gpus))
-    return Stages(Runs(load_of(tasks, draw, [space.spec(m) for m in range(len(counts))]), space, fast=fast))
+    return Stages(Runs(load_of(tasks, draw, space.specs), space, fast=fast))
 
 
 def by_lists(stages):

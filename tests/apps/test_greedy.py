@@ -10,7 +10,7 @@ from plan_world import cluster_of, ensemble, served
 
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.evaluate import play
-from lengthwise.apps.plan.methods import METHODS, Greedy, MaxHeuristic, MinHeuristic, built, even_shares, rolled_out
+from lengthwise.apps.plan.methods import METHODS, built, even_shares, greedy, max_heuristic, min_heuristic, rolled_out
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Runs, Stages
 
@@ -18,7 +18,7 @@ from lengthwise.apps.plan.stages import Runs, Stages
 def world(counts, seed=0, gpus=4):
     tasks, draw = ensemble(counts, np.random.default_rng(seed))
     space = Space(served(len(counts)), cluster_of(gpus))
-    return Stages(Runs(load_of(tasks, draw, [space.spec(m) for m in range(len(counts))]), space))
+    return Stages(Runs(load_of(tasks, draw, space.specs), space))
 
 
 def algorithm_1(stages, state):
@@ -55,7 +55,7 @@ def test_stages_are_those_of_the_pseudocode(counts, seed):
     stages = world(counts, seed)
     state = stages.start()
     while len(stages.finished(state)) < len(counts):
-        plans = Greedy()(stages, state)
+        plans = greedy(stages, state)
         assert plans == algorithm_1(stages, state)
         state = stages.after(stages.stage(state, plans))
 
@@ -80,13 +80,13 @@ def test_every_method_ends_and_is_played_as_it_was_built(counts, name):
 
 
 def test_the_max_heuristic_gives_all_gpus_to_one_model_after_another():
-    made = built(world([100, 50, 80]), MaxHeuristic())
+    made = built(world([100, 50, 80]), max_heuristic)
     assert [len(staged.plans) for staged in made] == [1, 1, 1]
     assert all(staged.plans[0].gpus == 4 for staged in made)
 
 
 def test_the_min_heuristic_runs_as_many_as_there_is_room_for_and_splits_evenly():
-    made = built(world([100, 100, 100, 100, 100]), MinHeuristic())
+    made = built(world([100, 100, 100, 100, 100]), min_heuristic)
     assert [sorted(p.gpus for p in staged.plans) for staged in made] == [
         [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 2], [2, 2], [4],
     ]  # fmt: skip
@@ -103,4 +103,4 @@ def test_shares_are_even_and_give_away_all(least, free):
 
 
 def test_the_same_input_gives_the_same_plan():
-    assert rolled_out(world([90, 40, 200]), Greedy()) == rolled_out(world([90, 40, 200]), Greedy())
+    assert rolled_out(world([90, 40, 200]), greedy) == rolled_out(world([90, 40, 200]), greedy)

@@ -20,7 +20,7 @@ KIND = "A100-80GB"
 def world(counts, seed=0, gpus=4, fast=False, **kw):
     tasks, draw = ensemble(counts, np.random.default_rng(seed), **kw)
     space = Space(served(len(counts)), cluster_of(gpus))
-    load = load_of(tasks, draw, [space.spec(m) for m in range(len(counts))])
+    load = load_of(tasks, draw, space.specs)
     return Stages(Runs(load, space, fast=fast))
 
 
@@ -41,7 +41,7 @@ def test_whatever_stages_are_chosen_all_tasks_end_once_and_tokens_and_time_only_
     counts = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=3))
     stages = world(counts, data.draw(st.integers(0, 3)), fast=fast)
     state, flops = stages.start(), 0.0
-    produced = [load.fresh for load in stages.load.models]
+    produced = [work.produced for work in stages.runs.fresh]
     for _ in range(3 * len(counts)):
         if len(stages.finished(state)) == len(counts):
             break
@@ -143,11 +143,11 @@ def test_progress_read_off_the_curve_is_that_of_the_tasks():
 def test_one_of_many_equal_replicas_stands_for_all_within_a_few_percent(monkeypatch):
     plan = ModelPlan(0, KIND, 4)
     stages = world([2000])
-    short = stages.runs.run(plan, stages.runs.fresh(0))
+    short = stages.runs.run(plan, stages.runs.fresh[0])
     assert stages.runs.simulated_requests == 500
     monkeypatch.setattr("lengthwise.apps.plan.stages.REPRESENTED_TASKS", 10**9)
     stages = world([2000])
-    full = stages.runs.run(plan, stages.runs.fresh(0))
+    full = stages.runs.run(plan, stages.runs.fresh[0])
     assert stages.runs.simulated_requests == 2000
     assert short.seconds == pytest.approx(full.seconds, rel=0.05)
 

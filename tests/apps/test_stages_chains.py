@@ -34,7 +34,7 @@ def summary(chunks, evaluations=1, **kw):
 def world(chunks, gpus=4, fast=False, **kw):
     tasks, draw = summary(chunks, **kw)
     space = Space(served(2), cluster_of(gpus))
-    load = load_of(tasks, draw, [space.spec(m) for m in range(2)])
+    load = load_of(tasks, draw, space.specs)
     return tasks, Stages(Runs(load, space, fast=fast))
 
 
@@ -58,10 +58,10 @@ def test_nobody_in_a_chain_starts_before_the_one_before_has_ended(chunks, name, 
 def test_a_single_chain_takes_what_its_links_take_one_after_another():
     _, stages = world([6])
     p = ModelPlan(0, KIND, 1)
-    whole = stages.runs.run(p, stages.runs.fresh(0))
+    whole = stages.runs.run(p, stages.runs.fresh[0])
     assert (np.diff(whole.finish_s) > 0).all()
     assert whole.seconds == pytest.approx(float((whole.finish_s - np.r_[0.0, whole.finish_s[:-1]]).sum()))
-    two = stages.runs.run(ModelPlan(0, KIND, 2), stages.runs.fresh(0))
+    two = stages.runs.run(ModelPlan(0, KIND, 2), stages.runs.fresh[0])
     assert two.seconds == pytest.approx(whole.seconds)  # a second replica does not help a chain
 
 

@@ -10,7 +10,7 @@ from plan_world import cluster_of, draw_of, served, tasks_of
 
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.evaluate import play, spare_plans
-from lengthwise.apps.plan.methods import METHODS, Effort, Greedy, beam, built, rolled_out
+from lengthwise.apps.plan.methods import METHODS, Effort, beam, built, greedy, rolled_out
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Runs, Stages
 from lengthwise.schema.app import ModelPlan
@@ -21,7 +21,7 @@ KIND = "A100-80GB"
 def world(tasks, seed=0, gpus=4, fast=False):
     draw = draw_of(tasks, np.random.default_rng(seed))
     space = Space(served(len(tasks.models)), cluster_of(gpus))
-    load = load_of(tasks, draw, [space.spec(m) for m in range(len(tasks.models))])
+    load = load_of(tasks, draw, space.specs)
     return tasks, Stages(Runs(load, space, fast=fast))
 
 
@@ -67,7 +67,7 @@ def test_a_pipeline_of_two_models_is_sooner_than_one_after_the_other_and_not_soo
     a, b = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 1)
     both = stages.stage(stages.start(), (a, b))
     then = stages.stage(stages.after(both), (b,))
-    alone = [stages.runs.run(p, stages.runs.fresh(p.model)).seconds for p in (a, b)]
+    alone = [stages.runs.run(p, stages.runs.fresh[p.model]).seconds for p in (a, b)]
     assert both.ends_by == 0
     assert then.end_s < sum(alone) + 2 * stages.space.seconds(b, "start")
     assert then.end_s > max(alone)
@@ -106,7 +106,7 @@ def test_models_that_wait_for_one_another_settle_and_alone_starve():
     assert (alone.live[0].run.produced(alone.end_s) > 0).sum() == 30  # the first round is all it can do
     both = stages.stage(stages.start(), (a, b))
     assert all(live.run.complete for live in both.live.values())
-    end_s, _ = ends_and_starts(tasks, stages, built(stages, Greedy()))
+    end_s, _ = ends_and_starts(tasks, stages, built(stages, greedy))
     assert np.isfinite(end_s).all()
 
 
@@ -117,7 +117,7 @@ def test_whatever_the_plan_all_is_done_when_it_is_played(make):
     # A plan that knows nothing of the second model, one that has the child first, and none at all.
     first, second = (stages.space.plans(m)[0] for m in (0, 1))
     for planned in [*plans, ((first,),), ((second,), (first,)), ()]:
-        played = play(stages, planned, spare_plans(stages.space, 2, planned))
+        played = play(stages, planned, spare_plans(stages.space, planned))
         end_s, _ = ends_and_starts(tasks, stages, played.staged)
         assert np.isfinite(end_s).all()
         assert played.end_s == pytest.approx(end_s.max())

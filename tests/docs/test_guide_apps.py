@@ -62,10 +62,9 @@ def test_costs_that_are_named_are_those_that_are_assumed_and_known():
 def test_files_that_a_run_is_said_to_write_have_the_names_that_it_gives_them():
     from lengthwise.apps.ledger import FILE
     from lengthwise.apps.run import results
-    from lengthwise.apps.run import results as folder
     from lengthwise.usecases import app_run
 
     text = GUIDE.read_text("utf-8")
-    names = (results.OUTPUTS, results.PARQUET, results.DEAD, results.MANIFEST, FILE, f"{folder.LOGS}/",
+    names = (results.OUTPUTS, results.PARQUET, results.DEAD, results.MANIFEST, FILE, "logs/",
              app_run.BATCH_ANSWERS, app_run.BATCH_ERRORS)  # fmt: skip
     assert [name for name in names if name not in text] == []

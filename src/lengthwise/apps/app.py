@@ -63,11 +63,6 @@ class Sampling:
             raise InputError(f"temperature must be at least 0; it is {self.temperature}")
         require_one_answer(self.extra, "extra")
 
-    @property
-    def is_greedy(self) -> bool:
-        """Return whether equal requests get equal answers."""
-        return self.temperature == 0
-
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request's body, except the seed, which may depend on the task."""
         body: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
@@ -188,8 +183,7 @@ class Report:
     max_tokens: str = ""
 
 
-Messages = tuple[tuple[str, str], ...]
-"""(role, template) of each message."""
+Messages = tuple[tuple[str, str], ...]  # (role, template) of each message
 
 
 @dataclass(frozen=True)
@@ -234,11 +228,6 @@ class Call:
         """Return the expressions that it has."""
         return tuple(text for text in (self.when, self.fan.each, self.fan.over, self.body) if text)
 
-    @property
-    def is_mapping(self) -> bool:
-        """Return whether the output is a mapping by model."""
-        return isinstance(self.model, tuple)
-
 
 @dataclass(frozen=True)
 class Loop:
@@ -266,13 +255,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class App:
-    """An application; its names and templates are checked on construction.
-
-    Attributes:
-        models: Models by name.
-        calls: Calls; their order is that of outputs in exports.
-        loops: Loops over some of the calls.
-        name: Name in reports.
+    """An application; its names and templates are checked on construction. Exports have its calls in their order.
 
     Raises:
         InputError: A name is unknown, a template has an error, or calls wait for one another in a cycle.
@@ -287,10 +270,6 @@ class App:
         for column in ("models", "calls", "loops"):
             object.__setattr__(self, column, tuple(getattr(self, column)))
         _check(self)
-
-    def model_index(self, name: str) -> int:
-        """Return the number of a model."""
-        return [model.name for model in self.models].index(name)
 
     def loop_of(self, call: str) -> Loop | None:
         """Return the loop that contains a call."""
@@ -308,9 +287,8 @@ class References:
 
     Attributes:
         calls: Calls whose outputs the call waits for, except those of its loop's previous round.
-        shown: Those of them in its prompt.
         previous: Calls of its loop whose outputs of the previous round it uses.
-        shown_before: Those of them in its prompt.
+        shown: Those of ``calls`` in its prompt; ``shown_before``: those of ``previous``.
         fields: Fields of the row.
     """
 
@@ -352,18 +330,17 @@ def references(app: App, call: Call) -> References:
 
 def until_calls(app: App, loop: Loop) -> frozenset[str]:
     """Return the calls in a loop's end condition."""
-    return expression(loop.until).names.plain & {one.name for one in app.calls} if loop.until else frozenset()
+    plain = expression(loop.until).names.plain if loop.until else frozenset()
+    return plain & {one.name for one in app.calls}
 
 
-Unit = tuple[str, ...]
-"""Calls that run together: one, or those of a loop in their order."""
+Unit = tuple[str, ...]  # calls that run together: one, or those of a loop in their order
 
 
 def ordered(app: App) -> list[Unit]:
     """Return units with parents before children, otherwise in the application's order.
 
-    Raises:
-        InputError: Calls wait for one another outside of a loop; the message names the cycle.
+    Raise InputError with the cycle if calls wait for one another outside of a loop.
     """
     unit_of: dict[str, Unit] = {}
     for call in app.calls:
@@ -449,7 +426,7 @@ def _check_call(app: App, call: Call) -> None:  # noqa: C901 - one check after a
         raise InputError(f"call {call.name!r} of api {COMPLETION!r} takes one prompt; system and messages are chat's")
     if not 0 <= call.when_share <= 1:
         raise InputError(f"when_share of call {call.name!r} must be from 0 to 1; it is {call.when_share}")
-    if call.is_mapping and (call.fan.is_list or call.fan.over):
+    if isinstance(call.model, tuple) and (call.fan.is_list or call.fan.over):
         raise InputError(f"call {call.name!r} names several models; it cannot fan out as well. Make it two calls")
     try:
         _parsed(call)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-Edges = tuple[Ints, Ints]
-"""(child, parent) task numbers."""
+Edges = tuple[Ints, Ints]  # (child, parent) task numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +44,13 @@ class Block:
     """Tasks of one call in one round, row by row.
 
     Attributes:
-        call: Number of the call.
-        round: Round of its loop.
         first: Number of the first task.
         start: [rows+1] offset of each row's tasks from ``first``.
-        model: [tasks] model numbers.
-        index: [tasks] position within the row.
-        prompt_tokens: [tasks] without the outputs of other calls.
-        known_tokens: [tasks] output length, 0 if unknown.
-        random_draw: [tasks] coin, or -1.
+        model: [tasks] model numbers; the next ones are by task too.
+        index: Position within the row.
+        prompt_tokens: Without the outputs of other calls.
+        known_tokens: Output length, 0 if unknown.
+        random_draw: Coin, or -1.
         is_chain: Whether each task waits for the one before it in its row.
     """
 
@@ -74,10 +72,6 @@ class Block:
     def rows(self) -> Ints:
         """Return [tasks] the row of each task."""
         return np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))
-
-    def of_row(self, row: int) -> range:
-        """Return the numbers of a row's tasks."""
-        return range(self.first + int(self.start[row]), self.first + int(self.start[row + 1]))
 
 
 def _edges(child: Block, parent: Block) -> Edges:
@@ -102,6 +96,15 @@ def _items(source: str, context: Mapping[str, Any], most: int | None, which: str
         subject = f"row {which}" if which else "it"
         raise InputError(f"{source} may have {most} elements (most); {subject} has {len(items)}. Raise most")
     return items
+
+
+@contextmanager
+def _named(call: Call, which: str) -> Iterator[None]:
+    """Put the call and the row in front of an error."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"call {call.name!r}, row {which}: {error}") from error
 
 
 def _messages(call: Call, context: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -137,14 +140,7 @@ def _check_fields(app: App, rows: Rows) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Unrolled:
-    """An application expanded over its rows.
-
-    Attributes:
-        rows: Mappings of fields.
-        ids: Identifiers of the rows.
-        tasks: All potential tasks.
-        blocks: By name of the call and round.
-    """
+    """An application expanded over its rows: all potential tasks, and their blocks by name of the call and round."""
 
     app: App
     rows: Rows
@@ -177,13 +173,7 @@ def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> Unrolled:
 
 @dataclass
 class _Expansion:
-    """Blocks and edges so far.
-
-    Attributes:
-        edges: (child and parent, whether the child's prompt contains the parent's output).
-        chances: Probability of each coin, in parts.
-        after: The coin before each coin, in parts.
-    """
+    """Blocks, edges (with whether the child's prompt contains the parent's output) and parts of the coins so far."""
 
     app: App
     rows: Rows
@@ -258,10 +248,8 @@ class _Expansion:
             return np.full(len(self.rows), fan.most or 0), None
         lists = []
         for which, row in zip(self.ids, self.rows, strict=True):
-            try:
+            with _named(call, which):
                 lists.append(_items(source, row, fan.most, which))
-            except InputError as error:
-                raise InputError(f"call {call.name!r}, row {which}: {error}") from error
         return np.array([len(one) for one in lists], np.int64), [item for one in lists for item in one]
 
     def _models(self, call: Call, row: Ints, index: Ints) -> Ints:
@@ -296,17 +284,14 @@ class _Expansion:
         blanks: dict[str, Any] = {PREVIOUS: dict.fromkeys(names.previous, "") if self.app.loop_of(call.name) else ""}
         for one in self.app.calls:
             if one.name in names.calls:
-                is_list, copies = one.fan.is_list, max(1, one.fan.times)
-                blanks[one.name] = [""] * copies if is_list else ""
+                blanks[one.name] = [""] * max(1, one.fan.times) if one.fan.is_list else ""
                 if isinstance(one.model, tuple):
                     blanks[one.name] = dict.fromkeys(one.model, "")
         tokens = np.empty(len(row), np.int64)
         for t, (r, i) in enumerate(zip(row.tolist(), index.tolist(), strict=True)):
             context = {**self.rows[r], **blanks, ITEM: "" if items is None else items[t], INDEX: i}
-            try:
+            with _named(call, self.ids[r]):
                 tokens[t] = sum(estimated_tokens(one["content"]) for one in _messages(call, context))
-            except InputError as error:
-                raise InputError(f"call {call.name!r}, row {self.ids[r]}: {error}") from error
         return tokens
 
     def _add_edges(self, names: References, block: Block, loop: Loop | None) -> None:
@@ -393,21 +378,17 @@ class Rendered:
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
         """Return the request of a task; None: the task is skipped.
 
-        Raises:
-            InputError: The row lacks a field, a list is too long, or a template fails; with call and row.
+        Raise InputError with call and row if the row lacks a field, a list is too long, or a template fails.
         """
         expanded, tasks = self.expanded, self.expanded.tasks
         call = expanded.app.calls[int(tasks.call[task])]
         row, place, index = int(tasks.row[task]), int(tasks.round[task]), int(tasks.index[task])
-        try:
-            view = _RowView(expanded, row, outputs)
-            context = view.context(call, task, place, index)
+        with _named(call, expanded.ids[row]):
+            context = _RowView(expanded, row, outputs).context(call, task, place, index)
             if context is None:
                 return None
             which = f"{expanded.ids[row]}/{call.name}/{place}/{index}"
             return _request(call, expanded.app.models[int(tasks.model[task])], task, which, context)
-        except InputError as error:
-            raise InputError(f"call {call.name!r}, row {expanded.ids[row]}: {error}") from error
 
 
 def _request(call: Call, model: Model, task: int, which: str, context: Mapping[str, Any]) -> RequestSpec:
@@ -432,7 +413,7 @@ def _request(call: Call, model: Model, task: int, which: str, context: Mapping[s
     else:
         sampling = call.sampling
         body = sampling.fields()
-        if not sampling.is_greedy:
+        if sampling.temperature != 0:
             body["seed"] = seed(sampling.seed)
         elif sampling.seed is not None:
             body["seed"] = sampling.seed
@@ -469,8 +450,7 @@ class _RowView:
             context[PREVIOUS] = None if place == 0 else _text(self.outputs(task - 1))
         elif loop:
             blocks = self.expanded.blocks
-            previous = {n: self._output(blocks[n, place - 1]) if place else None for n in loop.calls}
-            context[PREVIOUS] = previous
+            context[PREVIOUS] = {n: self._output(blocks[n, place - 1]) if place else None for n in loop.calls}
         number = place if fan.over else index
         if fan.times > 1 or fan.each or fan.over:
             context[INDEX] = number
@@ -493,7 +473,8 @@ class _RowView:
 
     def _output(self, block: Block) -> Any:
         """Return a text, a list, or a mapping by model; None: the call was skipped."""
-        call, tasks = self.expanded.app.calls[block.call], block.of_row(self.row)
+        call, (first, last) = self.expanded.app.calls[block.call], block.start[self.row : self.row + 2]
+        tasks = range(block.first + int(first), block.first + int(last))
         if call.fan.over:
             return _text(self.outputs(tasks[-1])) if tasks else None
         texts = [_text(self.outputs(task)) for task in tasks]

@@ -7,7 +7,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -48,13 +48,9 @@ class _Lazy(Sequence[_T]):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows that an application runs on.
+    """The rows that an application runs on; ``ids`` are values of the id field, or numbers from 0, as texts.
 
-    Attributes:
-        ids: Values of the id field, or numbers from 0, as texts.
-        rows: Fields of each row.
-        source: The file.
-        sha256: Hash of the file, in hex; of a part of the rows: also of their number.
+    ``sha256`` is the hash of the file, in hex; of a part of the rows: also of their number.
     """
 
     ids: Sequence[str]
@@ -78,12 +74,8 @@ class Rows:
 def read_rows(path: Path | str, id_field: str | None = None, check: Callable[[Row], None] | None = None) -> Rows:
     """Return the rows of a file after a check of each; rows of JSONL remain on disk and are read on access.
 
-    In CSV, columns of whole numbers become integers, all others texts, and an empty value None.
-
-    Args:
-        path: A .jsonl, .csv or .parquet file.
-        id_field: Field that identifies rows: unique texts or whole numbers. None: rows are numbered.
-        check: Raises InputError for an invalid row.
+    In CSV, columns of whole numbers become integers, all others texts, and an empty value None. The ``id_field``
+    identifies rows by unique texts or whole numbers (None: rows are numbered); ``check`` raises InputError.
 
     Raises:
         InputError: The file cannot be read, or a row is invalid; with its line.
@@ -94,58 +86,50 @@ def read_rows(path: Path | str, id_field: str | None = None, check: Callable[[Ro
         raise InputError(f"inputs must be a file that ends in {', '.join(_FORMS)}; it is {path}")
     if not path.is_file():
         raise InputError(f"there is no file of inputs {path}; name one that ends in {', '.join(_FORMS)}")
+    lines: dict[str, int] = {}
+
+    def checked(row: Row, line: int) -> None:
+        try:
+            if check is not None:
+                check(row)
+            if id_field is not None:
+                _add_id(lines, row, line, id_field)
+        except InputError as error:
+            raise InputError(f"{path}, line {line}: {error}") from None
+
     try:
-        ids = _IdCollector(str(path), id_field, check)
-        rows = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}[suffix](path, ids)
+        rows = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}[suffix](path, checked)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     if not len(rows):
         raise InputError(f"{path} must have at least one row; it has none")
-    return Rows(ids.ids if id_field else _Lazy(len(rows), str), rows, str(path), digest)
+    return Rows(list(lines) if id_field else _Lazy(len(rows), str), rows, str(path), digest)
 
 
-@dataclass
-class _IdCollector:
-    """Checks rows and collects their unique ids."""
-
-    source: str
-    name: str | None
-    check: Callable[[Row], None] | None = None
-    ids: list[str] = field(default_factory=list)
-    lines: dict[str, int] = field(default_factory=dict)
-
-    def add(self, row: Row, line: int) -> None:
-        try:
-            if self.check is not None:
-                self.check(row)
-            if self.name is not None:
-                self.ids.append(self._unique_id(row, line, self.name))
-        except InputError as error:
-            raise InputError(f"{self.source}, line {line}: {error}") from None
-
-    def _unique_id(self, row: Row, line: int, name: str) -> str:
-        if name not in row:
-            raise UnknownNameError("field for the id", name, row)
-        value = row[name]
-        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-            raise InputError(
-                f"an id must be a text or a whole number; {name} is {value!r}. Take another field, or none to "
-                "number rows"
-            )
-        text = str(value)
-        if (first := self.lines.setdefault(text, line)) != line:
-            raise InputError(f"every id must be unique; {text!r} is also in line {first}")
-        return text
+def _add_id(lines: dict[str, int], row: Row, line: int, name: str) -> None:
+    if name not in row:
+        raise UnknownNameError("field for the id", name, row)
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise InputError(
+            f"an id must be a text or a whole number; {name} is {value!r}. Take another field, or none to number rows"
+        )
+    if (first := lines.setdefault(str(value), line)) != line:
+        raise InputError(f"every id must be unique; {str(value)!r} is also in line {first}")
 
 
-def _jsonl(path: Path, ids: _IdCollector) -> Sequence[Row]:
+Check = Callable[[Row, int], None]
+"""Receives each row with its line, and raises InputError if it is invalid."""
+
+
+def _jsonl(path: Path, check: Check) -> Sequence[Row]:
     starts, at = array("q"), 0
     with path.open("rb") as file:
         for line, text in enumerate(file, 1):
             if text.strip():
-                ids.add(_json_object(text, path, line), line)
+                check(_json_object(text, path, line), line)
                 starts.append(at)
             at += len(text)
     starts.append(at)
@@ -185,7 +169,7 @@ def _json_object(text: bytes, path: Path, line: int) -> Row:
     return row
 
 
-def _csv(path: Path, ids: _IdCollector) -> Sequence[Row]:
+def _csv(path: Path, check: Check) -> Sequence[Row]:
     import polars as pl
 
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -198,7 +182,7 @@ def _csv(path: Path, ids: _IdCollector) -> Sequence[Row]:
                     f"{','.join(names) or 'empty'!r}"
                 )
             schema = dict.fromkeys(names, pl.String)
-            values = _csv_values(path, reader, names, ids)
+            values = _csv_values(path, reader, names, check)
             pages = [
                 pl.DataFrame(page, schema=schema, orient="row")
                 for page in iter(lambda: list(islice(values, _PAGE_ROWS)), [])
@@ -213,7 +197,7 @@ def _csv(path: Path, ids: _IdCollector) -> Sequence[Row]:
     return _frame_rows(frame.with_columns(pl.col(name).cast(pl.Int64) for name in integers))
 
 
-def _csv_values(path: Path, reader: Any, names: list[str], ids: _IdCollector) -> Iterator[list[str | None]]:
+def _csv_values(path: Path, reader: Any, names: list[str], check: Check) -> Iterator[list[str | None]]:
     """Yield the values of each row; skip empty lines."""
     for values in reader:
         if not values:
@@ -223,11 +207,11 @@ def _csv_values(path: Path, reader: Any, names: list[str], ids: _IdCollector) ->
                 f"{path}, line {reader.line_num}: must have {len(names)} values as the header does; it has "
                 f'{len(values)}. Put texts with commas between "..."'
             )
-        ids.add(dict(zip(names, values, strict=True)), reader.line_num)
+        check(dict(zip(names, values, strict=True)), reader.line_num)
         yield [value or None for value in values]
 
 
-def _parquet(path: Path, ids: _IdCollector) -> Sequence[Row]:
+def _parquet(path: Path, check: Check) -> Sequence[Row]:
     import polars as pl
     from polars.exceptions import PolarsError
 
@@ -235,9 +219,8 @@ def _parquet(path: Path, ids: _IdCollector) -> Sequence[Row]:
         rows = _frame_rows(pl.read_parquet(path))
     except PolarsError as error:
         raise InputError(f"{path} must be Parquet; {str(error).splitlines()[0]}") from None
-    if ids.name is not None or ids.check is not None:
-        for line, row in enumerate(rows, 1):
-            ids.add(row, line)
+    for line, row in enumerate(rows, 1):
+        check(row, line)
     return rows
 
 
@@ -248,10 +231,8 @@ def _frame_rows(frame: Any) -> Sequence[Row]:
 
 
 URLS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
-UNLIMITED_TOKENS = 2**24
-"""Tokens of an output without a limit: more than any model's context."""
-_COMPLETION_TOKENS = 16
-"""Default max_tokens of the completions API."""
+UNLIMITED_TOKENS = 2**24  # tokens of an output without a limit: more than any model's context
+_COMPLETION_TOKENS = 16  # default max_tokens of the completions API
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,10 +246,7 @@ class Batch:
 def read_batch(path: Path | str, models: Sequence[Model] = (), name: str = "") -> Batch:
     """Return the application that sends the requests of a batch file unchanged.
 
-    Args:
-        path: JSONL with custom_id, method, url and body in each line.
-        models: Known models, by their names in the file; others have only a name.
-        name: Name of the application.
+    The file is JSONL with custom_id, method, url and body in each line; ``models`` describe some that it names.
 
     Raises:
         InputError: A line is not a request, or its answer cannot be stored; with file and line.
@@ -369,12 +347,7 @@ def _texts(content: Any) -> Iterator[str]:
 def write_batch(outputs: Path, dead: Path, answers: Path, errors: Path, *, created_s: int = 0) -> tuple[int, int]:
     """Write a run's exports as OpenAI batch output in the order of the requests; return the lines of both files.
 
-    Args:
-        outputs: JSONL of answers from ``run.export``.
-        dead: JSONL of requests without an answer from ``run.export``; missing if there are none.
-        answers: File for answers.
-        errors: File for requests without an answer.
-        created_s: Unix time for the field ``created``.
+    ``outputs`` and ``dead`` (missing if there are none) are files of ``run.export``; ``created_s`` is a Unix time.
     """
 
     def answer(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -384,27 +357,28 @@ def write_batch(outputs: Path, dead: Path, answers: Path, errors: Path, *, creat
         message = line["error"] or "the request was never sent"
         return {"response": None, "error": {"code": line["state"], "message": message}}
 
-    return _convert(outputs, answers, answer), _convert(dead, errors, error) if dead.exists() else _empty(errors)
+    def converted(source: Path, result: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        if source.exists():
+            with source.open(encoding="utf-8") as lines:
+                for line in map(json.loads, lines):
+                    yield {"id": f"batch_req_{_request_id(line)}", "custom_id": line["id"], **result(line)}
+
+    return write_lines(answers, converted(outputs, answer)), write_lines(errors, converted(dead, error))
 
 
-def _convert(source: Path, target: Path, result: Callable[[Mapping[str, Any]], dict[str, Any]]) -> int:
-    count = 0
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows as JSON lines, all or nothing, and return their number."""
+    lines = 0
 
     def write(path: Path) -> None:
-        nonlocal count
-        with source.open(encoding="utf-8") as lines, path.open("w", encoding="utf-8", newline="\n") as file:
-            for line in map(json.loads, lines):
-                output = {"id": f"batch_req_{_request_id(line)}", "custom_id": line["id"], **result(line)}
-                file.write(json.dumps(output, ensure_ascii=False) + "\n")
-                count += 1
+        nonlocal lines
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                lines += 1
 
-    write_whole(target, write)
-    return count
-
-
-def _empty(target: Path) -> int:
-    write_whole(target, b"")
-    return 0
+    write_whole(path, write)
+    return lines
 
 
 def _response(line: Mapping[str, Any], created_s: int) -> dict[str, Any]:

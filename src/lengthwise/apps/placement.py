@@ -119,8 +119,7 @@ def _free_groups(cluster: Cluster, plan: ModelPlan, stages: int, free: frozenset
 
 
 Shape = tuple[str, int, int]
-Asleep = Mapping[tuple[int, Shape], tuple[Replica, ...]]
-"""Sleeping replicas by (model, shape)."""
+Asleep = Mapping[tuple[int, Shape], tuple[Replica, ...]]  # sleeping replicas by (model, shape)
 Seconds = Callable[[ModelPlan, str], float]
 """Seconds until a replica of the plan is ready by "wake" or "start"."""
 
@@ -144,14 +143,8 @@ def place(
 ) -> Placement | None:
     """Return the placement with the least total time to make replicas ready; None: the GPUs do not suffice.
 
-    Args:
-        plans: At most one per model.
-        before: Current placement; its replicas remain in place if possible.
-        cluster: The GPUs.
-        seconds: Time until a replica is ready.
-        running: Plans of the current replicas, which remain only under the same shape; "()": replicas of equal size
-            count as the same.
-        in_sleep: Replicas that can be woken in place.
+    Replicas of ``before`` remain in place if possible: only under the same shape as in ``running``, or with () if they
+    are of equal size; those ``in_sleep`` can be woken in place.
     """
     if not fits(plans, cluster):
         return None
@@ -197,8 +190,7 @@ def _resident(plan: ModelPlan, before: Placement, running: Sequence[ModelPlan]) 
     return [replica for replica in before.get(plan.model, ()) if len(replica) == plan.tp * plan.pp]
 
 
-_Candidate = tuple[float, ModelPlan, Replica]
-"""(seconds saved, plan, replica)."""
+_Candidate = tuple[float, ModelPlan, Replica]  # (seconds saved, plan, replica)
 
 
 def _retained(
@@ -208,6 +200,9 @@ def _retained(
     # [i] savings of all candidates from i on: the bound.
     rest_s = list(itertools.accumulate((saved_s for saved_s, _, _ in reversed(candidates)), initial=0.0))[::-1]
     best_s, best, tried = -1.0, (), 0  # type: float, tuple[_Candidate, ...], int
+
+    def by_plan(taken: Sequence[_Candidate]) -> dict[ModelPlan, list[Replica]]:
+        return {plan: [replica for _, other, replica in taken if other == plan] for _, plan, _ in taken}
 
     def search(i: int, saved_s: float, taken: tuple[_Candidate, ...]) -> None:
         nonlocal best_s, best, tried
@@ -221,19 +216,12 @@ def _retained(
         overlaps = any(set(replica) & set(other) for _, _, other in taken)
         if not overlaps and sum(p == plan for _, p, _ in taken) < plan.dp:
             tried += 1
-            if _packed(cluster, plans, _by_plan((*taken, one))) is not None:
+            if _packed(cluster, plans, by_plan((*taken, one))) is not None:
                 search(i + 1, saved_s + one[0], (*taken, one))
         search(i + 1, saved_s, taken)
 
     search(0, 0.0, ())
-    return _by_plan(best)
-
-
-def _by_plan(candidates: Sequence[_Candidate]) -> dict[ModelPlan, list[Replica]]:
-    found: dict[ModelPlan, list[Replica]] = {}
-    for _, plan, replica in candidates:
-        found.setdefault(plan, []).append(replica)
-    return found
+    return by_plan(best)
 
 
 Plans = tuple[ModelPlan, ...]
@@ -242,12 +230,7 @@ Fits = Callable[[Plans], bool]
 
 @dataclass(frozen=True)
 class Now:
-    """The plans to run now.
-
-    Attributes:
-        stage: Current stage of the plan, from 0; the number of stages: after the last one.
-        plans: At most one per model.
-    """
+    """The plans to run now, at most one per model; ``stage`` counts from 0 to the number of stages (after the last)."""
 
     stage: int
     plans: Plans
@@ -266,11 +249,9 @@ def next_plans(
     """Return the plans to run at the start, or after a model has finished; without deviations, the next stage's.
 
     Args:
-        stages: Stages of the plan.
         at: Current stage; -1 at the start.
         running: Plans up to now, of finished models too.
         finished: Models without remaining work.
-        fits: Returns whether plans can run at the same time (``placement.fits``).
         reserve: Plans of models without a stage, which had no work in the lengths used for planning. They run after
             the last stage, as do models with more work than planned.
         starved: Models that wait for one that does not run; they are stopped even in their last stage.

@@ -15,12 +15,7 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class Names:
-    """Undeclared names in a template or expression.
-
-    Attributes:
-        plain: Names by themselves.
-        previous: Attributes of ``previous``.
-    """
+    """Undeclared names in a template or expression: by themselves, and attributes of ``previous``."""
 
     plain: frozenset[str]
     previous: frozenset[str]
@@ -28,22 +23,14 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A compiled template or expression.
-
-    Attributes:
-        compiled: Jinja2's function of the context.
-    """
+    """A template or expression, compiled to Jinja2's function of the context."""
 
     source: str
     names: Names
     compiled: Any
 
     def render(self, context: Mapping[str, Any]) -> Any:
-        """Return the text of a template, or the value of an expression.
-
-        Raises:
-            InputError: A name is undefined, or an operation fails.
-        """
+        """Return the text or value; raise InputError if a name is undefined, or an operation fails."""
         import jinja2
 
         try:

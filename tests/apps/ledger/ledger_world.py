@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lengthwise.apps.ledger import Ending, Output, Partial, State, open_ledger
-from lengthwise.apps.ledger.postgres_store import PostgresSession
+from lengthwise.apps.ledger.postgres_store import PostgresStore
 from lengthwise.apps.ledger.sql_store import SqliteStore
 from lengthwise.schema.errors import OutputError
 from lengthwise.testing.ledgers import broken_law, some_tasks
@@ -119,7 +119,7 @@ def watch(ledger, check):
         store._connection.set_trace_callback(check)
         return
     for name in ("rows", "changed", "many", "load"):
-        setattr(PostgresSession, name, _monitor_task(getattr(PostgresSession, name), check))
+        setattr(PostgresStore, name, _monitor_task(getattr(PostgresStore, name), check))
     write = store.write
     store.write = lambda work: write(lambda session: _then(work(session), check))
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lengthwise.apps.ledger import Ending, Output, Partial, State, TableLedger, open_ledger
+from lengthwise.apps.ledger import Ending, Ledger, Output, Partial, State, open_ledger
 from lengthwise.testing import LEDGER_CHECKS, check_ledger
 from lengthwise.testing.ledgers import ModelLedger, broken_law, some_tasks
 
@@ -31,7 +31,7 @@ def test_both_stores_pass_the_kit(place):
     assert check_ledger(lambda name: open_ledger(place(name))) == list(LEDGER_CHECKS)
 
 
-class Generous(TableLedger):
+class Generous(Ledger):
     """Forgets whose last lease it was."""
 
     def finalize(self, endings):
@@ -43,14 +43,14 @@ class Generous(TableLedger):
         return self.last
 
 
-class Forgetful(TableLedger):
+class Forgetful(Ledger):
     """Keeps partials of what is answered, and answers with them."""
 
     def results(self, keys):
         return {key: output for key, output in super().results(keys).items() if key != "k"}
 
 
-class Greedy(TableLedger):
+class Greedy(Ledger):
     """Says of an expired lease that nothing ran out."""
 
     def expire(self, *, now_s):

@@ -12,6 +12,7 @@ from plan_world import tasks_of
 from lengthwise.apps.launch import EngineConfig, StaticLauncher
 from lengthwise.apps.ledger import State, open_ledger
 from lengthwise.apps.run import PlanDeviation, StaticPlacer
+from lengthwise.apps.run.job import RevisedPlan
 from lengthwise.schema.errors import EngineError, InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
 
@@ -103,7 +104,7 @@ def test_drift_beyond_the_plan_asks_for_a_new_one_which_is_followed(tmp_path):
 
     def replan(deviation: PlanDeviation):
         drifts.append(deviation)
-        return type(job.run_plan)(((plan(0), plan(1)),), ends_s=())
+        return RevisedPlan(type(job.run_plan)(((plan(0), plan(1)),), ends_s=()), is_new=True, description="late")
 
     run_plan = type(job.run_plan)(job.run_plan.stages, ends_s=(0.01, 0.02))
     job = job_of(tasks, run_plan.stages, replan=replan)

@@ -21,11 +21,11 @@ def deaths_until_found(max_num_seqs, poison, requests):
                 break
         if poison not in group:
             for one in group:
-                suspects.clear(one)
+                suspects.pop(one, None)
                 left.remove(one)
             continue
         deaths += 1
-        suspects.crashed(group)
+        suspects.update(group)
         if group == [poison]:
             return deaths
 
@@ -40,7 +40,7 @@ def test_poison_is_alone_after_a_few_deaths(max_num_seqs, requests, data):
 def test_groups_are_no_larger_than_any_member_may_be_in(places, max_num_seqs):
     suspects = Suspects()
     for place in places:
-        suspects.crashed([place])
+        suspects.update([place])
     group = []
     for place in range(10):
         if suspects.may_join(place, group, max_num_seqs):
@@ -51,11 +51,11 @@ def test_groups_are_no_larger_than_any_member_may_be_in(places, max_num_seqs):
 
 def test_answered_it_is_no_suspect():
     suspects = Suspects()
-    suspects.crashed([1, 2])
+    suspects.update([1, 2])
     assert 1 in suspects
     assert suspects.group_size(1, 16) == 4
-    suspects.clear(1)
+    suspects.pop(1)
     assert 1 not in suspects
     assert suspects.group_size(1, 16) == 16
-    suspects.clear(2)
+    suspects.pop(2)
     assert not suspects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -32,14 +33,10 @@ class Ask:
 class Fault(Enum):
     """Which side a failure is attributed to; it decides whether and where the request is retried."""
 
-    REQUEST = "request"
-    """Retries would fail too: the task is dead."""
-    BUSY = "busy"
-    """The engine is full: retry later; no attempt of the task."""
-    ANSWER = "answer"
-    """A bad answer: an attempt of the task; retry on another engine if there is one."""
-    ENGINE = "engine"
-    """The engine is unreachable: no attempt of the task."""
+    REQUEST = "request"  # retries would fail too: the task is dead
+    BUSY = "busy"  # the engine is full: retry later; no attempt of the task
+    ANSWER = "answer"  # a bad answer: an attempt of the task; retry on another engine if there is one
+    ENGINE = "engine"  # the engine is unreachable: no attempt of the task
 
 
 class FailedError(LengthwiseError):
@@ -52,10 +49,9 @@ class FailedError(LengthwiseError):
 
 @dataclass
 class Draft:
-    """An output while it is generated, with its part from before an interruption.
+    """An output while it is generated, in chunks, with its part from before an interruption.
 
     Attributes:
-        text: In chunks.
         prompt_ids: Token ids of the prompt; () if the engine does not report them.
         output_ids: Token ids of the output; [] if the engine does not report them.
         retained: Tokens from before the interruption.
@@ -125,53 +121,44 @@ class Engine(Protocol):
     @property
     def is_alive(self) -> bool:
         """Return whether it runs, as far as is known without a request."""
-        ...
 
     async def generate(self, request: Ask, draft: Draft) -> Output:
-        """Return the output; ``draft`` is continued and grows meanwhile. Cancellation stops the engine's work.
+        """Return the output, or raise FailedError; ``draft`` is continued and grows meanwhile.
 
-        Raises:
-            FailedError: There is no valid answer.
+        Cancellation stops the engine's work.
         """
-        ...
 
     async def stopped(self, within_s: float) -> bool:
         """Return whether it has died; wait so long for it to show."""
-        ...
 
 
-class Launcher(Protocol):
+class Launcher(ABC):
     """Starts and stops engines; a cancelled start is undone. ``is_placed``: engines use GPUs of the cluster."""
 
-    is_placed: bool
+    is_placed = True
 
+    @abstractmethod
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Return a replica on these GPUs that is ready for requests.
+        """Return a replica on these GPUs that is ready; raise EngineError with the last lines of its log."""
 
-        Raises:
-            EngineError: It did not start; the message holds the last lines of its log.
-        """
-        ...
-
+    @abstractmethod
     async def stop(self, engine: Engine) -> None:
-        """End an engine, alive or dead, and all its processes."""
-        ...
+        """End an engine, alive or dead, and all its processes; return when its GPUs are free."""
 
-    async def sleep(self, engine: Engine) -> bool:
+    async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - of launchers whose engines sleep
         """Free the GPUs of an engine that can be woken; return False if it cannot sleep and was left as it is."""
-        ...
+        return False
 
     async def wake(self, engine: Engine) -> None:
         """Make a sleeping engine ready again; raise EngineError if it fails."""
-        ...
+        raise EngineError(f"{engine.description} was never put to sleep")
 
-    def hurry(self) -> None:
-        """Kill engines from now on instead of waiting for their end."""
-        ...
+    def hurry(self) -> None:  # noqa: B027 - there may be nothing to kill
+        """Kill engines from now on instead of waiting for their end, those that are starting or ending included."""
 
+    @abstractmethod
     async def close(self) -> None:
         """End all engines."""
-        ...
 
 
 _REASON_FAULTS = {
@@ -231,13 +218,7 @@ def max_tokens(body: Mapping[str, Any]) -> int | None:
 
 
 class HttpEngine:
-    """A replica at an address.
-
-    Args:
-        server: Its address and how requests are sent.
-        max_num_seqs: Its concurrency limit.
-        alive: Returns whether its process runs; None: the engine was started by others.
-    """
+    """A replica at an address; ``alive`` returns whether its process runs (None: others started the engine)."""
 
     def __init__(self, server: Server, max_num_seqs: int, alive: Callable[[], bool] | None = None) -> None:
         self.server, self.max_num_seqs, self.description = server, max_num_seqs, server.shown

@@ -8,7 +8,7 @@ import math
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from lengthwise.apps.app import require_one_answer
-from lengthwise.apps.launch.engine import Engine, HttpEngine
+from lengthwise.apps.launch.engine import Engine, HttpEngine, Launcher
 from lengthwise.backend import Launch, process, vllm_launch
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.schema.app import ModelPlan, Replica
@@ -24,8 +24,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import EngineError, InputError, InternalError, OutputError, UnknownNameError
 
 HOST = "127.0.0.1"
-KIND = "given"
-"""Stands for the GPU type of engines that run already."""
+KIND = "given"  # stands for the GPU type of engines that run already
 PLACES = ("weights", "name", "host", "port", "tp", "pp", "gpus", "max_model_len")
 READY_S, GRACE_S = process.READY_S, process.GRACE_S
 _SLEEP_S, _WAKE_S = 60.0, 300.0
@@ -72,10 +71,9 @@ class EngineConfig:
             self._own_command(ModelPlan(0, ""), (0,), HOST, 1)
 
     def launch(self, plan: ModelPlan, gpus: Replica, host: str, port: int, deployed: Deployed | None) -> Launch:
-        """Return the command of a replica that listens at a port; ``gpus`` as ``CUDA_VISIBLE_DEVICES`` counts them.
+        """Return the command of a replica that listens at a port; raise InputError without command and deployment.
 
-        Raises:
-            InputError: There is neither a command nor a deployment.
+        ``gpus`` are numbered as ``CUDA_VISIBLE_DEVICES`` counts them.
         """
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **self.environment}
         if self.command:
@@ -121,27 +119,12 @@ class _CancelledError(Exception):
 
 
 class Process:
-    """An engine's process.
-
-    Args:
-        launch: Returns the command for a port.
-        log_path: For its output.
-        ready_s: Longest time until it is ready.
-        grace_s: Longest time until it exits after SIGTERM.
-        host: Address to listen at.
-    """
+    """An engine's process, which listens at ``host``; ``launch`` returns its command for a port."""
 
     def __init__(
-        self,
-        launch: Callable[[int], Launch],
-        log_path: Path,
-        *,
-        ready_s: float = READY_S,
-        grace_s: float = GRACE_S,
-        host: str = HOST,
+        self, launch: Callable[[int], Launch], log_path: Path, limits: EngineTimeouts, host: str = HOST
     ) -> None:
-        self._launch, self._log_path, self._host = launch, log_path, host
-        self._ready_s, self._grace_s = ready_s, grace_s
+        self._launch, self._log_path, self._limits, self._host = launch, log_path, limits, host
         self._cancel, self._ending, self._kill = threading.Event(), False, False
         self._stack = ExitStack()
         self.local: process.LocalEngine | None = None
@@ -154,8 +137,7 @@ class Process:
     async def start(self, threads: Executor) -> str:
         """Return its address, once it is ready; a cancelled start ends the process before it returns.
 
-        Raises:
-            EngineError: It exited, or was not ready in time; with its last lines.
+        Raise EngineError with its last lines if it exited, or was not ready in time.
         """
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(threads, self.start_blocking)
@@ -183,8 +165,8 @@ class Process:
                         log_path=self._log_path,
                         env=launch.environment,
                         host=self._host,
-                        ready_s=self._ready_s,
-                        grace_s=self._grace_s,
+                        ready_s=self._limits.ready_s,
+                        grace_s=self._limits.grace_s,
                         now=self._now,
                         pause=self._pause,
                     )
@@ -250,23 +232,26 @@ class EngineTimeouts:
 DEFAULT = EngineTimeouts()
 
 
+async def connect(engine: HttpEngine, end: Callable[[], Awaitable[None]]) -> None:
+    """Connect to a started engine; ``end`` it if it cannot be used."""
+    try:
+        await engine.open()
+    except BaseException:
+        await end()
+        raise
+
+
 @dataclass
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts a process for each replica, which sees only the GPUs of its placement.
 
-    The engines end with this process, even if it is killed.
-
-    Attributes:
-        models: By the models' numbers.
-        logs: Folder of the engines' logs.
-        deployed: The planned deployments, for vLLM's command.
+    The engines end with this process, even if it is killed. ``deployed``: planned deployments, for vLLM's command.
     """
 
     models: Sequence[EngineConfig]
     logs: Path
     deployed: Deployed | None = None
     timeouts: EngineTimeouts = DEFAULT
-    is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     _running: dict[int, tuple[HttpEngine, Process, EngineConfig]] = field(default_factory=dict, init=False)
     _processes: set[Process] = field(default_factory=set, init=False)
@@ -283,8 +268,7 @@ class LocalLauncher:
         process = Process(
             lambda port: config.launch(plan, gpus, HOST, port, self.deployed),
             self.logs / f"{safe(config.name)}-{next(self._numbers)}.log",
-            ready_s=self.timeouts.ready_s,
-            grace_s=self.timeouts.grace_s,
+            self.timeouts,
         )
         self._processes.add(process)  # from before its start until after its end, for ``hurry``
         try:
@@ -292,14 +276,9 @@ class LocalLauncher:
         except BaseException:
             self._processes.discard(process)
             raise
-        engine = HttpEngine(
-            self.timeouts.server(url, config), config.concurrency(plan, self.deployed), lambda: process.is_alive
-        )
-        try:
-            await engine.open()
-        except BaseException:
-            await self._end(process)
-            raise
+        server, limit = self.timeouts.server(url, config), config.concurrency(plan, self.deployed)
+        engine = HttpEngine(server, limit, lambda: process.is_alive)
+        await connect(engine, lambda: self._end(process))
         self._running[id(engine)] = (engine, process, config)
         return engine
 
@@ -349,19 +328,17 @@ def safe(name: str) -> str:
 
 
 @dataclass
-class StaticLauncher:
+class StaticLauncher(Launcher):
     """Connects to engines that run already; they are neither started nor stopped.
 
-    Attributes:
-        models: By the models' numbers.
-        urls: An address for each replica, by the models' numbers.
+    ``urls`` has an address for each replica, by the models' numbers.
     """
 
     models: Sequence[EngineConfig]
     urls: Mapping[int, Sequence[str]]
     timeouts: EngineTimeouts = DEFAULT
-    is_placed: bool = False
-    _open: list[HttpEngine] = field(default_factory=list, init=False)
+    _open: dict[int, HttpEngine] = field(default_factory=dict, init=False)
+    is_placed = False
 
     def __post_init__(self) -> None:
         missing = [config.name for number, config in enumerate(self.models) if not self.urls.get(number)]
@@ -379,28 +356,16 @@ class StaticLauncher:
             raise EngineError(f"{config.name} has {len(urls)} engines; replica {gpus[0] + 1} was requested")
         engine = HttpEngine(self.timeouts.server(urls[gpus[0]], config), config.max_num_seqs)
         await engine.open()
-        self._open.append(engine)
+        self._open[id(engine)] = engine
         return engine
 
     async def stop(self, engine: Engine) -> None:
         """Close the connections to an engine."""
-        found = next((one for one in self._open if one is engine), None)
+        found = self._open.pop(id(engine), None)
         if found is not None:
-            self._open.remove(found)
             await found.close()
-
-    async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - the protocol's
-        """Return False: other clients may use the engine."""
-        return False
-
-    async def wake(self, engine: Engine) -> None:
-        """Raise EngineError: no engine sleeps."""
-        raise EngineError(f"{engine.description} was never put to sleep")
-
-    def hurry(self) -> None:
-        """Do nothing: there is nothing to end."""
 
     async def close(self) -> None:
         """Close all connections."""
-        for engine in list(self._open):
+        for engine in list(self._open.values()):
             await self.stop(engine)

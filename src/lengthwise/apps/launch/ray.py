@@ -13,10 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lengthwise.apps.launch.engine import Engine, HttpEngine
-from lengthwise.apps.launch.local import DEFAULT, Deployed, EngineConfig, EngineTimeouts, Process, safe
+from lengthwise.apps.launch.engine import Engine, HttpEngine, Launcher
+from lengthwise.apps.launch.local import DEFAULT, Deployed, EngineConfig, EngineTimeouts, Process, connect, safe
 from lengthwise.backend import Launch
-from lengthwise.backend.process import last_lines
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError, InputError, MissingExtraError
 
@@ -29,21 +28,11 @@ _PLACEMENT_S = 60.0
 class RayEngine:
     """An actor with an engine process on its node, which ends with the actor.
 
-    Args:
-        launch: Returns the command for GPUs as this node counts them, address and port.
-        gpus: Number of the replica's GPUs.
-        log_path: For the engine's output, on this node.
-        ready_s: Longest time until it is ready.
-        grace_s: Longest time until it exits.
+    ``launch`` returns the command for GPUs as this node counts them, address and port; ``log_path`` is on this node.
     """
 
     def __init__(
-        self,
-        launch: Callable[[tuple[int, ...], str, int], Launch],
-        gpus: int,
-        log_path: str,
-        ready_s: float,
-        grace_s: float,
+        self, launch: Callable[[tuple[int, ...], str, int], Launch], gpus: int, log_path: str, limits: EngineTimeouts
     ) -> None:
         import ray
 
@@ -55,24 +44,16 @@ class RayEngine:
         if not assigned:  # a cluster without GPUs: the visible ones, or the first ones
             visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or "").split(",")
             assigned = [int(gpu) for gpu in visible if gpu.isdigit()] or list(range(gpus))
-        self._process = Process(
-            lambda port: launch(tuple(assigned), host, port), self._log, ready_s=ready_s, grace_s=grace_s, host=host
-        )
+        self._process = Process(lambda port: launch(tuple(assigned), host, port), self._log, limits, host)
 
-    def start(self) -> tuple[str, int]:
-        """Return address and process, once the engine is ready; raise EngineError if it does not get ready."""
+    def start(self) -> str:
+        """Return its address, once the engine is ready; raise EngineError if it does not get ready."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        url = self._process.start_blocking()
-        assert self._process.local is not None
-        return url, self._process.local.process.pid
+        return self._process.start_blocking()
 
     def is_alive(self) -> bool:
         """Return whether the process runs."""
         return self._process.is_alive
-
-    def message(self) -> str:
-        """Return the last lines of its log."""
-        return last_lines(self._log)
 
     def stop(self, *, at_once: bool) -> None:
         """End the process."""
@@ -111,14 +92,13 @@ class _Placed:
 
 
 @dataclass
-class RayLauncher:
+class RayLauncher(Launcher):
     """One actor for each replica, in an own placement group: all GPUs of a replica are in one node.
 
     Actors only start, watch and stop the process, as the local launcher does; requests go straight to the engine. Ray
     chooses the GPUs: of the run's placement only their number counts.
 
     Attributes:
-        models: By the models' numbers.
         logs: Folder of the engines' logs, on the nodes.
         address: Of the cluster; "local" starts one on this machine.
         deployed: The planned deployments, for vLLM's command.
@@ -133,7 +113,6 @@ class RayLauncher:
     timeouts: EngineTimeouts = DEFAULT
     gpus: int | None = None
     resource: str = "GPU"
-    is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     _running: dict[int, _Placed] = field(default_factory=dict, init=False)
     _placed: set[_Placed] = field(default_factory=set, init=False)
@@ -160,8 +139,7 @@ class RayLauncher:
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
         """Start a replica where Ray has room for it; raise EngineError if it does not get ready."""
-        config = self.models[plan.model]
-        placed = _Placed(config)
+        placed = _Placed(self.models[plan.model])
         self._placed.add(placed)  # from before its start until after its end, for ``hurry``
         starting = asyncio.get_running_loop().run_in_executor(self._threads, self._start, plan, gpus, placed)
         try:
@@ -174,15 +152,9 @@ class RayLauncher:
             if not isinstance(found, BaseException):
                 await self._call(lambda: self._end(placed))
             raise
-        engine = HttpEngine(
-            self.timeouts.server(url, config), config.concurrency(plan, self.deployed), lambda: placed.alive
-        )
-        try:
-            await engine.open()
-        except BaseException:
-            await self._call(lambda: self._end(placed))
-            raise
-        placed.engine = engine
+        server, limit = self.timeouts.server(url, placed.config), placed.config.concurrency(plan, self.deployed)
+        engine = placed.engine = HttpEngine(server, limit, lambda: placed.alive)
+        await connect(engine, lambda: self._call(lambda: self._end(placed)))
         self._running[id(engine)] = placed
         self._threads.submit(self._watch, placed)
         return engine
@@ -205,11 +177,11 @@ class RayLauncher:
             actor = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4, **resources)(RayEngine)
             log = self.logs.absolute() / f"{safe(config.name)}-{next(self._numbers)}.log"
             placed.actor = actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(placed.group)).remote(
-                launch, len(gpus), str(log), self.timeouts.ready_s, self.timeouts.grace_s
+                launch, len(gpus), str(log), self.timeouts
             )
             if placed.exited.is_set():
                 placed.actor.cancel_start.remote()
-            url, _ = ray.get(placed.actor.start.remote())
+            url = ray.get(placed.actor.start.remote())
         except ray.exceptions.RayTaskError as error:
             self._end(placed)
             raise EngineError(_short_message(error)) from error
@@ -274,14 +246,6 @@ class RayLauncher:
         if placed is not None and placed.engine is not None:
             await placed.engine.close()
             await asyncio.shield(self._call(lambda: self._end(placed)))
-
-    async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - the protocol's
-        """Return False: Ray would keep the GPUs reserved."""
-        return False
-
-    async def wake(self, engine: Engine) -> None:
-        """Raise EngineError: no engine sleeps."""
-        raise EngineError(f"{engine.description} was never put to sleep")
 
     def hurry(self) -> None:
         """Kill the engines from now on, those that are starting or ending included."""

@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.apps.launch.engine import Ask, Draft, Engine, FailedError, Fault
+from lengthwise.apps.launch.engine import Ask, Draft, Engine, FailedError, Fault, Launcher
 from lengthwise.apps.launch.local import Deployed
 from lengthwise.apps.ledger.contracts import Output
 from lengthwise.engine.continuous_batching import ClockedBatch, Limits
 from lengthwise.engine.step_time import StepTime, step_time
-from lengthwise.schema.app import ModelPlan, Replica, TaskDraw, Tasks
+from lengthwise.schema.app import Ints, ModelPlan, Replica, TaskDraw, Tasks
 from lengthwise.schema.errors import EngineError, InternalError
 
-Ints = npt.NDArray[np.int64]
 Seconds = Callable[[ModelPlan, str], float]
 
 
@@ -40,12 +38,7 @@ class Lengths:
 
 
 class SimulatedEngine:
-    """A replica that computes nothing: its outputs have the drawn lengths and arrive when a real replica's would.
-
-    Attributes:
-        max_num_seqs: Concurrency limit.
-        description: The plan's model and shape.
-    """
+    """A replica that computes nothing: its outputs have the drawn lengths and arrive when a real replica's would."""
 
     def __init__(self, description: str, limits: Limits, cost: StepTime, lengths: Lengths) -> None:
         self.description, self.max_num_seqs = description, limits.max_num_seqs
@@ -114,13 +107,11 @@ class SimulatedEngine:
 
 
 @dataclass
-class SimulatedLauncher:
+class SimulatedLauncher(Launcher):
     """Start simulated replicas in virtual time, after the seconds that a real start takes.
 
     Attributes:
-        names: Models by number.
         deployed: Returns the deployment of a plan: cost tables, memory, limits.
-        lengths: Of all tasks.
         seconds: Seconds of "start", "stop", "sleep" and "wake" by plan, as the planner has them.
         sleeps: Whether engines of a plan sleep instead of stopping.
     """
@@ -130,7 +121,6 @@ class SimulatedLauncher:
     lengths: Lengths
     seconds: Seconds
     sleeps: Callable[[ModelPlan], bool] = lambda _: False
-    is_placed: bool = True
     starts: int = field(default=0, init=False)
     _hurries: bool = field(default=False, init=False)
     _plans: dict[int, ModelPlan] = field(default_factory=dict, init=False)

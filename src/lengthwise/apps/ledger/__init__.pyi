@@ -1,16 +1,4 @@
-from .contracts import FINISHED, Ending, Lease, Ledger, Output, Partial, State, TaskRow
-from .table_ledger import FILE, TableLedger, open_ledger
+from .contracts import FINISHED, Ending, Lease, Output, Partial, State, TaskRow
+from .table_ledger import FILE, Ledger, open_ledger
 
-__all__ = [
-    "FILE",
-    "FINISHED",
-    "Ending",
-    "Lease",
-    "Ledger",
-    "Output",
-    "Partial",
-    "State",
-    "TableLedger",
-    "TaskRow",
-    "open_ledger",
-]
+__all__ = ["FILE", "FINISHED", "Ending", "Lease", "Ledger", "Output", "Partial", "State", "TaskRow", "open_ledger"]

@@ -1,29 +1,22 @@
-"""The ledger of a run: whatever process dies, no output is lost and none is recorded twice."""
+"""Tasks, leases and outputs as the ledger of a run has them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
-
-from lengthwise.schema.app import Tasks
+from typing import Any
 
 
 class State(IntEnum):
     """State of a task; it finishes in exactly one of the last four."""
 
-    WAITING = 0
-    """For parents."""
+    WAITING = 0  # for parents
     READY = 1
     LEASED = 2
     DONE = 3
-    SKIPPED = 4
-    """A branch that was not taken, or a round that was not needed."""
-    DEAD = 5
-    """Out of attempts; its last error is recorded."""
-    BLOCKED = 6
-    """Waits for a dead task."""
+    SKIPPED = 4  # a branch that was not taken, or a round that was not needed
+    DEAD = 5  # out of attempts; its last error is recorded
+    BLOCKED = 6  # waits for a dead task
 
 
 FINISHED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)
@@ -55,6 +48,10 @@ class Lease:
     task: int
     fence: int
     attempt: int
+
+    def ending(self, state: State, **fields: Any) -> Ending:
+        """Return its end; ``fields`` as of ``Ending``."""
+        return Ending(self.task, self.fence, state, **fields)
 
 
 @dataclass(frozen=True)
@@ -90,82 +87,3 @@ class TaskRow:
     key: str | None
     output: Output | None
     error: str | None
-
-
-class Ledger(Protocol):
-    """Tasks, leases and outputs on disk. Times are wall-clock seconds (UTC) of the caller.
-
-    Every method that changes the ledger is one atomic transaction, is durable when it returns, and may be repeated
-    after a crash.
-    """
-
-    def open(self, identity: str, tasks: Tasks) -> bool:
-        """Insert the tasks; return True if they are there already, under the same identity (a resumed run).
-
-        Another identity (the application or its inputs changed) replaces the tasks and keeps all outputs.
-        """
-        ...
-
-    def lease(self, model: int, most: int, *, owner: str, now_s: float, lease_s: float) -> list[Lease]:
-        """Lease the first ready tasks of a model, by number; never a task that is leased already."""
-        ...
-
-    def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
-        """Let all unexpired leases of an owner end ``lease_s`` from now; return their number."""
-        ...
-
-    def expire(self, *, now_s: float) -> int:
-        """Make the tasks of expired leases ready again; return their number."""
-        ...
-
-    def finalize(self, endings: Sequence[Ending]) -> list[bool]:
-        """End leases; return False for each that was not the task's last lease, or had ended.
-
-        The last finished parent makes a WAITING child READY; a DEAD task blocks all tasks behind it. The first output
-        of a key stays, whichever lease brought it.
-        """
-        ...
-
-    def results(self, keys: Sequence[str]) -> dict[str, Output]:
-        """Return the known outputs by key."""
-        ...
-
-    def outputs(self, tasks: Sequence[int]) -> dict[int, Output | None]:
-        """Return the outputs of DONE tasks, and None of SKIPPED ones; the others have no entry."""
-        ...
-
-    def save(self, partials: Sequence[tuple[str, Partial]]) -> None:
-        """Save interrupted outputs by key, until the key has an output."""
-        ...
-
-    def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
-        """Return the last saved interrupted output of each key."""
-        ...
-
-    def counts(self) -> dict[tuple[int, State], int]:
-        """Return the tasks by call and state."""
-        ...
-
-    def rows(self, first: int, most: int) -> list[TaskRow]:
-        """Return tasks from a number on, in order."""
-        ...
-
-    def lengths(self) -> list[tuple[int, State, int, int]]:
-        """Return (task, state, prompt tokens, output tokens) of all finished tasks, in order; 0 without an output."""
-        ...
-
-    def sums(self) -> list[tuple[int, int, int]]:
-        """Return (call, attempts, output tokens) of each call, in order."""
-        ...
-
-    def metadata(self) -> dict[str, str]:
-        """Return the facts by name: the application, versions, coordinators (see ``note``)."""
-        ...
-
-    def note(self, metadata: dict[str, str]) -> None:
-        """Store facts by name; "" removes one."""
-        ...
-
-    def close(self) -> None:
-        """Close the store."""
-        ...

@@ -1,7 +1,7 @@
-"""The ledger's SQL statements, the interface of stores, and the store in an SQLite file.
+"""The ledger's SQL statements, its database in general, and the one in an SQLite file.
 
-Statements are the same for all stores except for the parts of a ``Dialect``. States are literal numbers, so that the
-planner can use partial indices: 0 waiting, 1 ready, 2 leased, 3 done, 4 skipped, 5 dead, 6 blocked.
+Statements are the same for all databases except for some words. States are literal numbers, so that the planner can use
+partial indices: 0 waiting, 1 ready, 2 leased, 3 done, 4 skipped, 5 dead, 6 blocked.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -25,99 +25,30 @@ from lengthwise.schema.errors import InputError, InternalError, OutputError
 
 Chunk = list[tuple[int, ...]]
 CHUNK = 20_000
+FORMAT = 1
 Work = TypeVar("Work")
 
+TABLES = (
+    "CREATE TABLE run (identity {text} NOT NULL, tasks {integer} NOT NULL, fence {integer} NOT NULL) {strict}",
+    "INSERT INTO run VALUES ('', 0, 0)",
+    """CREATE TABLE tasks (
+        task {integer} PRIMARY KEY, call {integer} NOT NULL, model {integer} NOT NULL,
+        state {integer} NOT NULL CHECK (state BETWEEN 0 AND 6), pending {integer} NOT NULL CHECK (pending >= 0),
+        fence {integer} NOT NULL, attempts {integer} NOT NULL DEFAULT 0, not_before_s {real} NOT NULL DEFAULT 0,
+        until_s {real} NOT NULL DEFAULT 0, owner {text}, key {text}, error {blob}) {strict}""",
+    "CREATE INDEX ready ON tasks (model, task) WHERE state = 1",
+    "CREATE INDEX leased ON tasks (owner) WHERE state = 2",
+    "CREATE TABLE edges (parent {integer} NOT NULL, child {integer} NOT NULL, PRIMARY KEY (parent, child)) {sorted}",
+    """CREATE TABLE results (
+        {key}, output {blob} NOT NULL, finish_reason {text} NOT NULL, prompt_tokens {integer} NOT NULL,
+        output_tokens {integer} NOT NULL) {strict}""",
+    """CREATE TABLE partials (
+        key {text} PRIMARY KEY, output {blob} NOT NULL, prompt_ids {blob} NOT NULL,
+        output_ids {blob} NOT NULL) {strict}""",
+    "CREATE TABLE facts (name {text} PRIMARY KEY, value {blob} NOT NULL) {strict}",
+)
 
-@dataclass(frozen=True)
-class Dialect:
-    """The parts of statements that differ between stores.
-
-    Attributes:
-        numbers: Condition after a column: in a list of numbers.
-        texts: The same for texts.
-        lock: Locks selected rows until the end of the transaction.
-        skip: The same, without the rows that another transaction has locked.
-        answers: Inserts rows of ``results``; the first of a key stays.
-        partials: Inserts rows of ``partials``, unless the key has a result; the last of a key stays.
-        metadata: Inserts rows of ``facts``; the last of a name stays.
-        moving: Ends leases: (state, whether it counts as an attempt, key, error, not before, task).
-        empty: Removes all tasks and edges.
-        laid_out: Runs after tasks were inserted.
-        counts: Selects (call, state, tasks).
-    """
-
-    numbers: str
-    texts: str
-    lock: str
-    skip: str
-    answers: str
-    partials: str
-    metadata: str
-    moving: str
-    empty: tuple[str, ...]
-    laid_out: tuple[str, ...]
-    counts: str
-
-
-class Session(Protocol):
-    """A transaction."""
-
-    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return all rows of a statement."""
-        ...
-
-    def changed(self, statement: str, *values: Any) -> int:
-        """Run a statement and return the number of rows that it changed."""
-        ...
-
-    def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """Run one of the dialect's insertions for many rows."""
-        ...
-
-    def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
-        """Fill a table with numbers."""
-        ...
-
-
-class Store(Protocol):
-    """A database with atomic transactions; its errors are lengthwise's. ``where`` is its place, for messages."""
-
-    dialect: Dialect
-    where: str
-
-    def write(self, work: Callable[[Session], Work]) -> Work:
-        """Return the result of ``work`` once its changes are durable; ``work`` may be called more than once."""
-        ...
-
-    def read(self, work: Callable[[Session], Work]) -> Work:
-        """Return the result of ``work`` without blocking writers."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection."""
-        ...
-
-
-def load_tasks(session: Session, tasks: Tasks, fence: int) -> None:
-    """Insert tasks and their edges: ready (1) without parents, else waiting (0); fences start at ``fence``."""
-    n = len(tasks)
-    # Each pair once and in the order of the key: an index that only grows is filled quickly.
-    pairs = np.unique(tasks.parent * max(1, n) + np.repeat(np.arange(n), np.diff(tasks.parent_start)))
-    parents, children = np.divmod(pairs, max(1, n))
-    pending = np.bincount(children, minlength=n)
-    columns = [np.arange(n), tasks.call, tasks.model, pending == 0, pending, np.full(n, fence)]
-    for table, names, values in (
-        ("tasks", ("task", "call", "model", "state", "pending", "fence"), columns),
-        ("edges", ("parent", "child"), [parents, children]),
-    ):
-        chunks = (
-            list(zip(*(column[first : first + CHUNK].astype(np.int64).tolist() for column in values), strict=True))
-            for first in range(0, len(values[0]), CHUNK)
-        )
-        session.load(table, names, chunks)
-
-
-_TEMPLATES = {
+_STATEMENTS = {
     "lease": """
 WITH picked AS MATERIALIZED (
     SELECT task FROM tasks WHERE model = ? AND state = 1 AND not_before_s <= ? ORDER BY task LIMIT ? {skip})
@@ -163,40 +94,151 @@ WHERE key {texts} AND NOT EXISTS (SELECT 1 FROM results WHERE results.key = part
     "run": "SELECT identity, tasks, fence FROM run {lock}",
     "fence": "SELECT max(fence) FROM tasks",
     "begin": "UPDATE run SET identity = ?, tasks = ?, fence = ?",
+    "counts": "SELECT call, state, {counts}",
     "metadata": "SELECT name, value FROM facts ORDER BY name",
     "discard": "DELETE FROM facts WHERE name {texts}",
 }
 
+_BATCHES = {
+    "answers": (
+        "key text, output blob, finish_reason text, prompt_tokens integer, output_tokens integer",
+        """INSERT INTO results (key, output, finish_reason, prompt_tokens, output_tokens)
+        SELECT * FROM {came} WHERE true ON CONFLICT (key) DO NOTHING""",
+    ),
+    "save": (
+        "key text, output blob, prompt_ids blob, output_ids blob",
+        """INSERT INTO partials (key, output, prompt_ids, output_ids)
+        SELECT * FROM {came} WHERE NOT EXISTS (SELECT 1 FROM results WHERE results.key = came.key)
+        ON CONFLICT (key) DO UPDATE
+        SET output = excluded.output, prompt_ids = excluded.prompt_ids, output_ids = excluded.output_ids""",
+    ),
+    "note": (
+        "name text, value blob",
+        """INSERT INTO facts (name, value) SELECT * FROM {came} WHERE true
+        ON CONFLICT (name) DO UPDATE SET value = excluded.value""",
+    ),
+    "moving": (
+        "state integer, counts integer, key text, error blob, not_before_s real, task integer",
+        """UPDATE tasks SET state = came.state, attempts = attempts + came.counts, key = came.key,
+        not_before_s = came.not_before_s, owner = NULL,
+        error = CASE WHEN came.state = 1 THEN coalesce(came.error, tasks.error) ELSE came.error END
+        FROM {came} WHERE tasks.task = came.task AND tasks.state = 2""",
+    ),
+}
+"""Statements that run once for each row of a batch, and the columns of such a row with their types."""
 
-def statements(dialect: Dialect) -> dict[str, str]:
-    """Return the statements by name, in a dialect."""
-    words = {name: getattr(dialect, name) for name in ("numbers", "texts", "lock", "skip")}
-    return {name: template.format(**words) for name, template in _TEMPLATES.items()}
+
+class Store(ABC):
+    """A database with atomic transactions, whose errors are lengthwise's; ``where`` is its place, without password.
+
+    Attributes:
+        sql: Statements by name.
+        words: The words of statements that differ between databases: types, ``numbers`` and ``texts`` (conditions after
+            a column: in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
+            ``skip`` (the same, without the rows that another transaction has locked).
+        empty: Statements that remove all tasks and edges.
+        filled: Statements that run after tasks were inserted.
+    """
+
+    words: ClassVar[Mapping[str, str]]
+    empty: ClassVar[tuple[str, ...]]
+    filled: ClassVar[tuple[str, ...]]
+
+    def __init__(self, where: str, *, read_only: bool, timeout_s: float) -> None:
+        self.where, self._read_only, self._timeout_s = where, read_only, timeout_s
+        self._lock = threading.RLock()
+        self.tables = [statement.format(**self.words) for statement in TABLES]
+        self.sql = {name: statement.format(**self.words) for name, statement in _STATEMENTS.items()}
+        for name, (columns, statement) in _BATCHES.items():
+            self.sql[name] = statement.format(came=self._came([column.split() for column in columns.split(", ")]))
+
+    def write(self, work: Callable[[Self], Work]) -> Work:
+        """Return the result of ``work`` once its changes are durable; ``work`` may be called more than once."""
+        if self._read_only:
+            raise InputError(f"{self.where} was opened to be read: open it without read_only to change it")
+        with self._lock, self._report():
+            return self._transaction(work)
+
+    def read(self, work: Callable[[Self], Work]) -> Work:
+        """Return the result of ``work`` without blocking writers."""
+        with self._lock, self._report():
+            return self._transaction(work)
+
+    @abstractmethod
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return all rows of a statement; this and the next ones are for ``work``."""
+
+    @abstractmethod
+    def changed(self, statement: str, *values: Any) -> int:
+        """Run a statement and return the number of rows that it changed."""
+
+    @abstractmethod
+    def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+        """Run a statement of a batch for many rows."""
+
+    @abstractmethod
+    def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
+        """Fill a table with numbers."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+    @abstractmethod
+    def _transaction(self, work: Callable[[Self], Work]) -> Work: ...
+    @abstractmethod
+    def _came(self, columns: list[list[str]]) -> str:
+        """Return the rows of a batch as a table ``came`` of columns with these names and types."""
+
+    @abstractmethod
+    def _report(self) -> AbstractContextManager[None]:
+        """Raise errors of the database as those of lengthwise."""
+
+    def _check_format(self, found: int, another: str) -> None:
+        if found > FORMAT:
+            raise InputError(
+                f"{self.where} has format {found}, this lengthwise knows up to {FORMAT}: install a newer "
+                f"lengthwise, or name {another}"
+            )
+
+    def _broken_law(self, error: Exception) -> InternalError:
+        return InternalError(f"a law of the ledger {self.where} would be broken: {error}")
+
+    def _held(self, other: str) -> OutputError:
+        return OutputError(
+            f"the ledger {self.where} must be free to be written within {self._timeout_s:g} s; another {other} "
+            f"holds it for longer: end that {other}, or go on later with --resume (what was recorded stays)"
+        )
+
+    def _failed(self, error: Exception, remedy: str) -> OutputError:
+        return OutputError(
+            f"cannot keep the ledger in {self.where}: {str(error).strip()}; what was recorded before stays: {remedy}, "
+            "and go on with --resume"
+        )
 
 
-APPLICATION = 0x6C774C67
-"""Marks a ledger in the file's header: "lwLg"."""
-FORMAT = 1
+def load_tasks(store: Store, tasks: Tasks, fence: int) -> None:
+    """Insert tasks and their edges: ready (1) without parents, else waiting (0); fences start at ``fence``."""
+    n = len(tasks)
+    # Each pair once and in the order of the key: an index that only grows is filled quickly.
+    pairs = np.unique(tasks.parent * max(1, n) + np.repeat(np.arange(n), np.diff(tasks.parent_start)))
+    parents, children = np.divmod(pairs, max(1, n))
+    pending = np.bincount(children, minlength=n)
+    columns = [np.arange(n), tasks.call, tasks.model, pending == 0, pending, np.full(n, fence)]
+    for table, names, values in (
+        ("tasks", ("task", "call", "model", "state", "pending", "fence"), columns),
+        ("edges", ("parent", "child"), [parents, children]),
+    ):
+        chunks = (
+            list(zip(*(column[first : first + CHUNK].astype(np.int64).tolist() for column in values), strict=True))
+            for first in range(0, len(values[0]), CHUNK)
+        )
+        store.load(table, names, chunks)
 
-TABLES = (
-    "CREATE TABLE run (identity TEXT NOT NULL, tasks INTEGER NOT NULL, fence INTEGER NOT NULL) STRICT",
-    "INSERT INTO run VALUES ('', 0, 0)",
-    """CREATE TABLE tasks (
-        task INTEGER PRIMARY KEY, call INTEGER NOT NULL, model INTEGER NOT NULL,
-        state INTEGER NOT NULL CHECK (state BETWEEN 0 AND 6), pending INTEGER NOT NULL CHECK (pending >= 0),
-        fence INTEGER NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, not_before_s REAL NOT NULL DEFAULT 0,
-        until_s REAL NOT NULL DEFAULT 0, owner TEXT, key TEXT, error BLOB) STRICT""",
-    "CREATE INDEX ready ON tasks (model, task) WHERE state = 1",
-    "CREATE INDEX leased ON tasks (owner) WHERE state = 2",
-    """CREATE TABLE edges (parent INTEGER NOT NULL, child INTEGER NOT NULL, PRIMARY KEY (parent, child))
-        STRICT, WITHOUT ROWID""",
-    # Outputs are appended; only the index of their random keys is sorted.
-    """CREATE TABLE results (
-        id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, output BLOB NOT NULL, finish_reason TEXT NOT NULL,
-        prompt_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL) STRICT""",
-    """CREATE TABLE partials (
-        key TEXT PRIMARY KEY, output BLOB NOT NULL, prompt_ids BLOB NOT NULL, output_ids BLOB NOT NULL) STRICT""",
-    "CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT",
+
+APPLICATION = 0x6C774C67  # marks a ledger in the file's header: "lwLg"
+
+_TALLY = (
     # Counts are updated by a trigger, so that reading them costs nothing for a million tasks.
     """CREATE TABLE tally (
         call INTEGER NOT NULL, state INTEGER NOT NULL, tasks INTEGER NOT NULL CHECK (tasks >= 0),
@@ -206,34 +248,6 @@ TABLES = (
         UPDATE tally SET tasks = tasks + 1 WHERE call = new.call AND state = new.state;
     END""",
 )
-
-DIALECT = Dialect(
-    numbers="IN (SELECT value FROM json_each(?))",
-    texts="IN (SELECT value FROM json_each(?))",
-    lock="",
-    skip="",
-    answers="""INSERT INTO results (key, output, finish_reason, prompt_tokens, output_tokens) VALUES (?, ?, ?, ?, ?)
-        ON CONFLICT (key) DO NOTHING""",
-    partials="""INSERT INTO partials (key, output, prompt_ids, output_ids) SELECT ?1, ?2, ?3, ?4
-        WHERE NOT EXISTS (SELECT 1 FROM results WHERE key = ?1)
-        ON CONFLICT (key) DO UPDATE
-        SET output = excluded.output, prompt_ids = excluded.prompt_ids, output_ids = excluded.output_ids""",
-    metadata="INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-    moving="""UPDATE tasks SET state = ?1, attempts = attempts + ?2, key = ?3, not_before_s = ?5, owner = NULL,
-        error = CASE WHEN ?1 = 1 THEN coalesce(?4, error) ELSE ?4 END WHERE task = ?6 AND state = 2""",
-    empty=("DELETE FROM edges", "DELETE FROM tasks", "DELETE FROM tally"),
-    laid_out=(
-        """INSERT INTO tally (call, state, tasks)
-        WITH states (state) AS (VALUES (0), (1), (2), (3), (4), (5), (6)),
-            counted AS MATERIALIZED (SELECT call, state, count(*) AS tasks FROM tasks GROUP BY call, state),
-            calls AS (SELECT DISTINCT call FROM counted)
-        SELECT calls.call, states.state, coalesce(counted.tasks, 0)
-        FROM calls CROSS JOIN states LEFT JOIN counted ON counted.call = calls.call AND counted.state = states.state""",
-    ),
-    counts="SELECT call, state, tasks FROM tally WHERE tasks > 0",
-)
-
-
 _MIN_VERSION = (3, 37, 0)  # STRICT tables; RETURNING and UPDATE FROM are older
 _NO_LEDGER = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -242,14 +256,36 @@ _LOG_PAGES = 4_000
 _LOG_BYTES = 64 * 1024 * 1024
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """An SQLite file with a write-ahead log (``-wal``, ``-shm``), which all processes must share on one machine."""
 
-    dialect = DIALECT
+    words: ClassVar = {
+        "integer": "INTEGER",
+        "real": "REAL",
+        "text": "TEXT",
+        "blob": "BLOB",
+        "strict": "STRICT",
+        "sorted": "STRICT, WITHOUT ROWID",
+        # Outputs are appended; only the index of their random keys is sorted.
+        "key": "id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE",
+        "numbers": "IN (SELECT value FROM json_each(?))",
+        "texts": "IN (SELECT value FROM json_each(?))",
+        "lock": "",
+        "skip": "",
+        "counts": "tasks FROM tally WHERE tasks > 0",
+    }
+    empty: ClassVar = ("DELETE FROM edges", "DELETE FROM tasks", "DELETE FROM tally")
+    filled: ClassVar = (
+        """INSERT INTO tally (call, state, tasks)
+        WITH states (state) AS (VALUES (0), (1), (2), (3), (4), (5), (6)),
+            counted AS MATERIALIZED (SELECT call, state, count(*) AS tasks FROM tasks GROUP BY call, state),
+            calls AS (SELECT DISTINCT call FROM counted)
+        SELECT calls.call, states.state, coalesce(counted.tasks, 0)
+        FROM calls CROSS JOIN states LEFT JOIN counted ON counted.call = calls.call AND counted.state = states.state""",
+    )
 
     def __init__(self, path: Path, *, read_only: bool, timeout_s: float) -> None:
-        self.where, self._read_only, self._timeout_s = str(path), read_only, timeout_s
-        self._lock = threading.RLock()
+        super().__init__(str(path), read_only=read_only, timeout_s=timeout_s)
         if sqlite3.sqlite_version_info < _MIN_VERSION:
             raise InputError(
                 f"a ledger needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}: use a newer Python, "
@@ -264,34 +300,63 @@ class SqliteStore:
             self._connection.close()
             raise
 
-    def write(self, work: Callable[[Session], Work]) -> Work:
-        """Return the result of ``work`` once its changes are durable."""
-        if self._read_only:
-            raise InputError(f"{self.where} was opened to be read: open it without read_only to change it")
-        with self._lock, self._report(), self._transaction():
-            return work(SqliteSession(self._connection))
-
-    def read(self, work: Callable[[Session], Work]) -> Work:
-        """Return the result of ``work``."""
+    def read(self, work: Callable[[Self], Work]) -> Work:
+        """Return the result of ``work``; each of its statements sees what was committed before."""
         with self._lock, self._report():
-            return work(SqliteSession(self._connection))
+            return work(self)
+
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return all rows of a statement; lists become JSON, one value of any length."""
+        plain = [json.dumps(value) if isinstance(value, list) else value for value in values]
+        return self._connection.execute(statement, plain).fetchall()
+
+    def changed(self, statement: str, *values: Any) -> int:
+        """Run a statement and return the number of rows that it changed."""
+        self.rows(statement, *values)
+        # A cursor's own rowcount is -1 after WITH ... UPDATE.
+        return int(self._connection.execute("SELECT changes()").fetchone()[0])
+
+    def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+        """Run a statement for many rows."""
+        self._connection.executemany(statement, rows)
+
+    def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
+        """Fill a table with numbers."""
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        for chunk in chunks:
+            self._connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", chunk)  # noqa: S608
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._connection.close()
 
+    def _transaction(self, work: Callable[[Self], Work]) -> Work:
+        # IMMEDIATE: a transaction that reads first and then writes fails if another wrote in between.
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(self)
+            self._connection.execute("COMMIT")
+            return result
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _came(self, columns: list[list[str]]) -> str:
+        return f"(SELECT {', '.join(f'? AS {name}' for name, _ in columns)}) AS came"
+
     def _prepare(self) -> None:
         """Create the tables or check them, and set the log."""
         execute = self._connection.execute
         if self._is_empty() and not self._read_only:
-            with self._transaction():
-                if self._is_empty():  # another process may have created them meanwhile
-                    for statement in TABLES:
-                        execute(statement)
-                    execute(f"PRAGMA application_id = {APPLICATION}")
-                    execute(f"PRAGMA user_version = {FORMAT}")
-        self._check()
+            self._transaction(lambda _: self._create())
+        if self._is_empty():
+            raise InputError(
+                f"there must be a ledger in {self.where}; it is empty: a run that has just begun makes it in a moment"
+            )
+        if self._pragma("application_id") != APPLICATION:
+            raise InputError(f"{self.where} is no ledger, but the database of another program: name another file")
+        self._check_format(self._pragma("user_version"), "another file")
         if not self._read_only:
             # SQLite does not wait here for another process that sets the log at the same moment.
             for _ in range(max(1, int(self._timeout_s / 0.05))):
@@ -307,29 +372,11 @@ class SqliteStore:
             execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
         execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        # IMMEDIATE: a transaction that reads first and then writes fails if another wrote in between.
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        finally:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-
-    def _check(self) -> None:
-        if self._is_empty():
-            raise InputError(
-                f"there must be a ledger in {self.where}; it is empty: a run that has just begun makes it in a moment"
-            )
-        if self._pragma("application_id") != APPLICATION:
-            raise InputError(f"{self.where} is no ledger, but the database of another program: name another file")
-        if (found := self._pragma("user_version")) > FORMAT:
-            raise InputError(
-                f"{self.where} has format {found}, this lengthwise knows up to {FORMAT}: install a newer "
-                "lengthwise, or name another file"
-            )
+    def _create(self) -> None:
+        if self._is_empty():  # another process may have created the tables meanwhile
+            marks = (f"PRAGMA application_id = {APPLICATION}", f"PRAGMA user_version = {FORMAT}")
+            for statement in (*self.tables, *_TALLY, *marks):
+                self._connection.execute(statement)
 
     def _is_empty(self) -> bool:
         return not (self._pragma("schema_version") or self._pragma("user_version"))
@@ -339,54 +386,19 @@ class SqliteStore:
 
     @contextmanager
     def _report(self) -> Iterator[None]:
-        """Raise errors of files and of SQLite as those of lengthwise."""
         try:
             yield
         except sqlite3.ProgrammingError:
             raise  # a closed ledger: not an error of the file
         except sqlite3.IntegrityError as error:
-            raise InternalError(f"a law of the ledger {self.where} would be broken: {error}") from error
+            raise self._broken_law(error) from error
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in _NO_LEDGER:
                 raise InputError(f"{self.where} is no ledger, or damaged ({error}): name another file") from error
             if code in _BUSY_CODES:
-                raise OutputError(
-                    f"the ledger {self.where} must be free to be written within {self._timeout_s:g} s; another process "
-                    "holds it for longer: end that process, or go on later with --resume (what was recorded stays)"
-                ) from error
-            raise OutputError(
-                f"cannot keep the ledger in {self.where}: {error}; what was recorded before stays: make room or mend "
-                "the disk, and go on with --resume"
-            ) from error
-
-
-class SqliteSession:
-    """A transaction in SQLite."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return all rows of a statement; lists become JSON, one value of any length."""
-        plain = [json.dumps(value) if isinstance(value, list) else value for value in values]
-        return self._connection.execute(statement, plain).fetchall()
-
-    def changed(self, statement: str, *values: Any) -> int:
-        """Run a statement and return the number of rows that it changed."""
-        self.rows(statement, *values)
-        # A cursor's own rowcount is -1 after WITH ... UPDATE.
-        return int(self._connection.execute("SELECT changes()").fetchone()[0])
-
-    def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """Run an insertion for many rows."""
-        self._connection.executemany(statement, rows)
-
-    def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
-        """Fill a table with numbers."""
-        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-        for chunk in chunks:
-            self._connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", chunk)  # noqa: S608
+                raise self._held("process") from error
+            raise self._failed(error, "make room or mend the disk") from error
 
 
 def _connected(path: Path, read_only: bool, timeout_s: float) -> sqlite3.Connection:
@@ -404,10 +416,5 @@ def _connected(path: Path, read_only: bool, timeout_s: float) -> sqlite3.Connect
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot keep a ledger in {path}: {error.strerror or error}") from error
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}",
-        uri=True,
-        timeout=timeout_s,
-        isolation_level=None,
-        check_same_thread=False,
-    )
+    url = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(url, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial, State, TaskRow
 from lengthwise.apps.ledger.postgres_store import PostgresStore
-from lengthwise.apps.ledger.sql_store import Session, SqliteStore, Store, load_tasks, statements
+from lengthwise.apps.ledger.sql_store import SqliteStore, Store, load_tasks
 from lengthwise.schema.app import Tasks
 from lengthwise.schema.errors import InputError
 
-FILE = "ledger.sqlite"
-"""The ledger's name in a folder."""
+FILE = "ledger.sqlite"  # the ledger's name in a folder
 TIMEOUT_S = 30.0
 _PAGE = 5_000
 _POSSIBLE = (State.DONE, State.SKIPPED, State.DEAD, State.READY)
@@ -42,51 +40,44 @@ def _output(text: bytes, finish_reason: str, prompt_tokens: int, output_tokens: 
     return Output(_decoded(text), finish_reason, prompt_tokens, output_tokens)
 
 
-class TableLedger:
-    """A ``Ledger`` on a store; see ``open_ledger``.
+class Ledger:
+    """Tasks, leases and outputs on disk: whatever process dies, no output is lost and none is recorded twice.
 
-    Several threads may call it; the store runs one transaction at a time. A lease that expired counts as no attempt,
-    since it says more of its owner than of the task.
+    Times are wall-clock seconds (UTC) of the caller. Every method that changes the ledger is one atomic transaction, is
+    durable when it returns, and may be repeated after a crash. Several threads may call it; the store runs one
+    transaction at a time. A lease that expired counts as no attempt, since it says more of its owner than of the task.
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._sql = statements(store.dialect)
-
-    @property
-    def where(self) -> str:
-        """Return the place for messages, without a password."""
-        return self._store.where
+        self._store, self._sql = store, store.sql
 
     def open(self, identity: str, tasks: Tasks) -> bool:
         """Insert the tasks; return True if they are there already, under the same identity (a resumed run).
 
-        Another identity replaces the tasks and keeps all outputs; earlier leases end nothing any more.
-
-        Raises:
-            InputError: The identity is empty, or it had another number of tasks.
+        Another identity replaces the tasks and keeps all outputs; earlier leases end nothing any more. Raise InputError
+        if the identity is empty, or had another number of tasks.
         """
         if not identity:
             raise InputError("the identity of a run must be a text that is not empty")
 
-        def work(session: Session) -> bool:
-            ((known, count, fence),) = session.rows(self._sql["run"])
+        def work(store: Store) -> bool:
+            ((known, count, fence),) = store.rows(self._sql["run"])
             if known == identity:
                 if count != len(tasks):
                     raise InputError(
-                        f"one identity must stand for one list of tasks; {self.where} has {count} tasks under it, "
+                        f"one identity must stand for one list of tasks; {store.where} has {count} tasks under it, "
                         f"{len(tasks)} came: put all that decides the tasks into the identity"
                     )
                 return True
             # New fences are above those of all earlier leases, so that none of these fits a new task.
-            ((last,),) = session.rows(self._sql["fence"])
+            ((last,),) = store.rows(self._sql["fence"])
             fence = max(fence, last or 0)
-            for statement in self._store.dialect.empty:
-                session.changed(statement)
-            load_tasks(session, tasks, fence)
-            for statement in self._store.dialect.laid_out:
-                session.changed(statement)
-            session.changed(self._sql["begin"], identity, len(tasks), fence)
+            for statement in store.empty:
+                store.changed(statement)
+            load_tasks(store, tasks, fence)
+            for statement in store.filled:
+                store.changed(statement)
+            store.changed(self._sql["begin"], identity, len(tasks), fence)
             return False
 
         return self._store.write(work)
@@ -96,7 +87,7 @@ class TableLedger:
         if most <= 0:
             return []
         values = (int(model), now_s, most, owner, now_s + lease_s)
-        found = self._store.write(lambda session: session.rows(self._sql["lease"], *values))
+        found = self._store.write(lambda store: store.rows(self._sql["lease"], *values))
         return [Lease(task, fence, attempts + 1) for task, fence, attempts in sorted(found)]
 
     def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
@@ -104,17 +95,18 @@ class TableLedger:
 
         With ``lease_s=0`` the next ``expire`` makes their tasks ready.
         """
-        return self._store.write(lambda session: session.changed(self._sql["heartbeat"], now_s + lease_s, owner))
+        return self._store.write(lambda store: store.changed(self._sql["heartbeat"], now_s + lease_s, owner))
 
     def expire(self, *, now_s: float) -> int:
         """Make the tasks of expired leases ready again; return their number."""
-        return self._store.write(lambda session: session.changed(self._sql["expire"], now_s))
+        return self._store.write(lambda store: store.changed(self._sql["expire"], now_s))
 
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
         """End leases; return False for each that was not the task's last lease, or had finished.
 
-        Raises:
-            InputError: An ending lacks what its state needs; nothing of the batch is recorded.
+        The last finished parent makes a WAITING child READY; a DEAD task blocks all tasks behind it. The first output
+        of a key stays, whichever lease brought it. Raise InputError if an ending lacks what its state needs; nothing of
+        the batch is recorded then.
         """
         for ending in endings:
             state = State(ending.state).name
@@ -128,27 +120,19 @@ class TableLedger:
                     f"a DONE task has a key and an output, and no other has an output; task {ending.task} came as "
                     f"{state} with key {ending.key!r} and {'an' if ending.output else 'no'} output"
                 )
-        return self._store.write(lambda session: self._finalize(session, endings)) if endings else []
+        return self._store.write(lambda store: self._finalize(store, endings)) if endings else []
 
-    def _finalize(self, session: Session, endings: Sequence[Ending]) -> list[bool]:  # noqa: C901
-        dialect = self._store.dialect
-        fences = dict(session.rows(self._sql["reserved"], sorted({ending.task for ending in endings})))
+    def _finalize(self, store: Store, endings: Sequence[Ending]) -> list[bool]:
+        fences = dict(store.rows(self._sql["reserved"], sorted({ending.task for ending in endings})))
         accepted: list[bool] = []
         outputs: dict[str, tuple[Any, ...]] = {}
         finished: list[tuple[Any, ...]] = []
-        passed: list[int] = []
-        dead: list[int] = []
+        ended: dict[State, list[int]] = {state: [] for state in _POSSIBLE}
         for ending in endings:
             output, state = ending.output, ending.state
             if ending.key and output is not None:
-                row = (
-                    ending.key,
-                    _encoded(output.text),
-                    output.finish_reason,
-                    output.prompt_tokens,
-                    output.output_tokens,
-                )
-                outputs.setdefault(ending.key, row)
+                columns = _encoded(output.text), output.finish_reason, output.prompt_tokens, output.output_tokens
+                outputs.setdefault(ending.key, (ending.key, *columns))
             accepted.append(fences.get(ending.task) == ending.fence)
             if not accepted[-1]:
                 continue
@@ -156,21 +140,18 @@ class TableLedger:
             counts = state in {State.DONE, State.DEAD} or (state == State.READY and ending.counts)
             error = None if ending.error is None else _encoded(ending.error)
             finished.append((int(state), int(counts), ending.key, error, float(ending.not_before_s), ending.task))
-            if state in {State.DONE, State.SKIPPED}:
-                passed.append(ending.task)
-            elif state == State.DEAD:
-                dead.append(ending.task)
+            ended[state].append(ending.task)
         if outputs:
-            session.many(dialect.answers, [outputs[key] for key in sorted(outputs)])
-            session.changed(self._sql["effort"], list(outputs))
+            store.many(self._sql["answers"], [outputs[key] for key in sorted(outputs)])
+            store.changed(self._sql["effort"], list(outputs))
         if finished:
-            session.many(dialect.moving, finished)
-        if passed:
-            if dialect.lock:
-                session.rows(self._sql["children"], passed)
-            session.changed(self._sql["free"], passed)
-        if dead:
-            session.changed(self._sql["block"], dead)
+            store.many(self._sql["moving"], finished)
+        if passed := ended[State.DONE] + ended[State.SKIPPED]:
+            if store.words["lock"]:
+                store.rows(self._sql["children"], passed)
+            store.changed(self._sql["free"], passed)
+        if dead := ended[State.DEAD]:
+            store.changed(self._sql["block"], dead)
         return accepted
 
     def results(self, keys: Sequence[str]) -> dict[str, Output]:
@@ -189,7 +170,7 @@ class TableLedger:
             for key, part in sorted(dict(partials).items(), key=lambda item: item[0])
         ]
         if rows:
-            self._store.write(lambda session: session.many(self._store.dialect.partials, rows))
+            self._store.write(lambda store: store.many(self._sql["save"], rows))
 
     def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
         """Return the last saved interrupted output of each key."""
@@ -200,8 +181,7 @@ class TableLedger:
 
     def counts(self) -> dict[tuple[int, State], int]:
         """Return the tasks by call and state."""
-        found = self._store.read(lambda session: session.rows(self._store.dialect.counts))
-        return {(call, State(state)): tasks for call, state, tasks in sorted(found)}
+        return {(call, State(state)): tasks for call, state, tasks in sorted(self._read("counts"))}
 
     def rows(self, first: int, most: int) -> list[TaskRow]:
         """Return tasks from a number on, in order."""
@@ -226,7 +206,7 @@ class TableLedger:
         return [(int(call), int(attempts), int(tokens)) for call, attempts, tokens in self._read("sums")]
 
     def metadata(self) -> dict[str, str]:
-        """Return the facts by name."""
+        """Return the facts by name: the application, versions, coordinators (see ``note``)."""
         return {name: _decoded(value) for name, value in self._read("metadata")}
 
     def note(self, metadata: dict[str, str]) -> None:
@@ -234,20 +214,20 @@ class TableLedger:
         stored: list[tuple[Any, ...]] = [(n, _encoded(metadata[n])) for n in sorted(metadata) if metadata[n]]
         removed = sorted(name for name, value in metadata.items() if not value)
 
-        def work(session: Session) -> None:
-            session.changed(self._sql["discard"], removed)
-            session.many(self._store.dialect.metadata, stored)
+        def work(store: Store) -> None:
+            store.changed(self._sql["discard"], removed)
+            store.many(self._sql["note"], stored)
 
         if metadata:
             self._store.write(work)
 
     def _read(self, name: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._store.read(lambda session: session.rows(self._sql[name], *values))
+        return self._store.read(lambda store: store.rows(self._sql[name], *values))
 
     def _paged(self, name: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Run a statement with a list of values, in pages: no statement gets a million values at once."""
         pages = [list(values[first : first + _PAGE]) for first in range(0, len(values), _PAGE)]
-        return self._store.read(lambda session: [row for page in pages for row in session.rows(self._sql[name], page)])
+        return self._store.read(lambda store: [row for page in pages for row in store.rows(self._sql[name], page)])
 
     def close(self) -> None:
         """Close the store."""
@@ -256,20 +236,16 @@ class TableLedger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float = TIMEOUT_S) -> TableLedger:
+def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float = TIMEOUT_S) -> Ledger:
     """Return the ledger at a place; create it if absent, unless ``read_only``.
 
-    Args:
-        place: A file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME``
-            for several coordinators; each run has an own schema ("lengthwise" by default), which is created.
-        read_only: To read while another process runs.
-        timeout_s: How long to wait for other writers.
+    The place is a file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME`` for
+    several coordinators; each run has an own schema ("lengthwise" by default), which is created. ``timeout_s``: how
+    long to wait for other writers.
 
     Raises:
         InputError: The place is no ledger, or of a newer lengthwise or another program; or it is absent and
@@ -279,10 +255,10 @@ def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float 
     """
     place = str(place)
     if place.startswith(("postgresql://", "postgres://")):
-        return TableLedger(PostgresStore(place, read_only=read_only, timeout_s=timeout_s))
+        return Ledger(PostgresStore(place, read_only=read_only, timeout_s=timeout_s))
     if "://" in place:
         raise InputError(
             f"a ledger is kept in a file or at postgresql://...; {place.rpartition('@')[2]!r} came: name one of these"
         )
     path = Path(place)
-    return TableLedger(SqliteStore(path / FILE if path.is_dir() else path, read_only=read_only, timeout_s=timeout_s))
+    return Ledger(SqliteStore(path / FILE if path.is_dir() else path, read_only=read_only, timeout_s=timeout_s))

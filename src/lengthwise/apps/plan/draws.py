@@ -22,13 +22,8 @@ def draw(
     """Sample presence and lengths of an application's tasks (SamuLLM, section 4.1).
 
     An output has min(X, max_tokens, max_model_len - prompt) tokens, with X from its model's distribution or known
-    beforehand; prompts contain the outputs of parents. The first k tasks do not depend on later ones.
-
-    Args:
-        tasks: The application's tasks.
-        lengths: Output lengths of each model; None: the maximum.
-        max_model_len: Of each model.
-        seed: Equal seeds give equal samples.
+    beforehand; prompts contain the outputs of parents. The first k tasks do not depend on later ones. ``lengths`` and
+    ``max_model_len`` are by model; lengths None: the maximum.
     """
     length_rng, coin_rng = np.random.default_rng(seed).spawn(2)
     level = np.maximum(length_rng.random(len(tasks)), 2.0**-54)
@@ -70,14 +65,23 @@ def _present(tasks: Tasks, level: Floats) -> Flags:
     return np.where(tasks.random_draw < 0, True, succeeds[tasks.random_draw])
 
 
+def depths(child: Ints, parent: Ints, n: int) -> Ints:
+    """Return [n] the length of the longest chain of edges before each task."""
+    depth = np.zeros(n, np.int64)
+    while len(child):
+        before = depth.copy()
+        np.maximum.at(depth, child, depth[parent] + 1)
+        if (before == depth).all():
+            break
+    return depth
+
+
 @dataclass(frozen=True)
 class ModelLoad:
     """The present tasks of one model in order of their numbers.
 
     Attributes:
-        task: [k] numbers.
-        prompt: [k] tokens.
-        output: [k] tokens.
+        task: [k] numbers; ``prompt``, ``output``: [k] tokens.
         flops: FLOPs of a task with x computed tokens: flops[0] x + flops[1] x^2, as in ``metrics.model_flops``.
         inner: (child, parent) positions of dependencies within the model.
         outer: (child position, parent task) of dependencies on other models.
@@ -94,26 +98,9 @@ class ModelLoad:
         return len(self.task)
 
     @cached_property
-    def fresh(self) -> Ints:
-        """Return [k] zeros: tokens produced before the start."""
-        return np.zeros(len(self.task), np.int64)
-
-    @cached_property
-    def disabled(self) -> Floats:
-        """Return [k] infinities: completion times before the start."""
-        return np.full(len(self.task), np.inf)
-
-    @cached_property
     def depth(self) -> Ints:
         """Return [k] the length of the longest chain of ``inner`` before each task."""
-        depth = np.zeros(len(self.task), np.int64)
-        child, parent = self.inner
-        while len(child):
-            before = depth.copy()
-            np.maximum.at(depth, child, depth[parent] + 1)
-            if (before == depth).all():
-                break
-        return depth
+        return depths(*self.inner, len(self.task))
 
     def work(self, produced: Ints) -> Floats:
         """Return [k] FLOPs for the prompt and produced tokens; 0 for a task without produced tokens."""
@@ -127,12 +114,10 @@ class Load:
     """A sample by model.
 
     Attributes:
-        models: The load of each model.
         parents: [models] other models whose outputs it takes.
         order: Models, parents before children unless there are cycles.
         cyclic: Whether some models wait for one another.
-        position: [tasks] position in the load of the task's model.
-        model: [tasks] model of each task.
+        position: [tasks] position in the load of the task's model; ``model``: [tasks] its number.
     """
 
     models: tuple[ModelLoad, ...]

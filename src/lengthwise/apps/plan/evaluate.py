@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from lengthwise.apps.placement import Now, next_plans, place, switches
 from lengthwise.apps.plan.draws import load_of
@@ -14,21 +12,6 @@ from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Delay, Plans, Runs, Staged, Stages
 from lengthwise.schema.app import AppSpan, AppStage, Placement, Replica, Switch, TaskDraw, Tasks
 from lengthwise.schema.errors import InternalError
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """A plan executed on one sample.
-
-    Attributes:
-        stages: Stages with their placements and times.
-        staged: Simulations of the stages.
-        end_s: Makespan.
-    """
-
-    stages: tuple[AppStage, ...]
-    staged: tuple[Staged, ...]
-    end_s: float
 
 
 def play(
@@ -42,8 +25,6 @@ def play(
     """Simulate the execution of a plan on a sample.
 
     Args:
-        stages: Stages of the sample.
-        planned: Plans of each stage.
         reserve: Plans of models without a stage.
         places: Whether replicas are placed; otherwise none is ever moved for another, which is faster to simulate.
         started: Plans that run at the start, and their placement; only with ``places``.
@@ -51,14 +32,14 @@ def play(
     Raises:
         InternalError: No model makes progress.
     """
-    simulation = _Simulation(stages, places=places, started=started)
-    while len(simulation.finished) < len(stages.load.models):
-        simulation.advance(tuple(planned), reserve)
-    return Simulated(tuple(simulation.stages), tuple(simulation.staged), simulation.state.clock_s)
+    simulated = Simulated(stages, places=places, started=started)
+    while len(simulated.finished) < len(stages.load.models):
+        simulated.advance(tuple(planned), reserve)
+    return simulated
 
 
-class _Simulation:
-    """State between two stages: plans, placement, and replicas that sleep, load or stop."""
+class Simulated:
+    """A plan executed on one sample up to now: its stages with placements and times, and their simulations."""
 
     def __init__(self, stages: Stages, *, places: bool, started: tuple[Plans, Placement]) -> None:
         self._stages, self._space, self._places = stages, stages.space, places
@@ -73,17 +54,15 @@ class _Simulation:
         self.stages: list[AppStage] = []
         self.staged: list[Staged] = []
 
+    @property
+    def end_s(self) -> float:
+        """Return the makespan."""
+        return self.state.clock_s
+
     def advance(self, planned: Sequence[Plans], reserve: Plans) -> None:
         """Simulate one stage."""
-        now = next_plans(
-            planned,
-            self._now.stage,
-            self._now.plans,
-            self.finished,
-            self._space.fits,
-            reserve=reserve,
-            starved=self._starved,
-        )
+        at, fits = self._now, self._space.fits
+        now = next_plans(planned, at.stage, at.plans, self.finished, fits, reserve=reserve, starved=self._starved)
         placement, made, delays = self._placed(now.plans) if self._places else ({}, (), None)
         staged = self._stages.stage(self.state, now.plans, delays)
         is_stuck = staged.end_s <= self.state.clock_s and staged.ends_by < 0
@@ -149,34 +128,20 @@ class _Simulation:
         return delays
 
 
-def spare_plans(space: Space, models: int, planned: Sequence[Plans]) -> Plans:
+def spare_plans(space: Space, planned: Sequence[Plans]) -> Plans:
     """Return the plan with the fewest GPUs for each model that has no stage."""
     present = {plan.model for plans in planned for plan in plans}
-    return tuple(space.plans(m)[0] for m in range(models) if m not in present)
-
-
-_QUANTILES = (0.05, 0.5, 0.95)
+    return tuple(space.plans(m)[0] for m in range(len(space.models)) if m not in present)
 
 
 def stages_of(tasks: Tasks, draws: Sequence[TaskDraw], space: Space) -> list[Stages]:
     """Return the stages of each sample."""
-    specs = [space.spec(m) for m in range(len(space.models))]
-    return [Stages(Runs(load_of(tasks, draw, specs), space)) for draw in draws]
+    return [Stages(Runs(load_of(tasks, draw, space.specs), space)) for draw in draws]
 
 
 def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], reserve: Plans) -> tuple[float, ...]:
     """Return the makespan of a plan on each sample."""
     return tuple(play(stages, planned, reserve).end_s for stages in draws)
-
-
-def quantiles_of(values: Sequence[float]) -> dict[float, float]:
-    """Return the 0.05, 0.5 and 0.95 quantiles by level."""
-    return {level: float(np.quantile(values, level)) for level in _QUANTILES}
-
-
-def judged(values: Sequence[float], quantile: float | None) -> float:
-    """Return the objective of plans: the mean, or a quantile."""
-    return float(np.mean(values) if quantile is None else np.quantile(values, quantile))
 
 
 def spans_of(simulated: Simulated, space: Space, stages: Stages) -> tuple[AppSpan, ...]:

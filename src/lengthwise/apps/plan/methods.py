@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lengthwise.apps.plan.evaluate import play, spare_plans
@@ -17,8 +18,7 @@ from lengthwise.apps.plan.stages import Plans, Staged, Stages, State
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import InputError, InternalError, MissingExtraError
 
-Chooser = Callable[[Stages, State], Plans]
-"""Returns the plans of the next stage."""
+Chooser = Callable[[Stages, State], Plans]  # returns the plans of the next stage
 Planned = tuple[Plans, ...]
 
 
@@ -57,87 +57,68 @@ def _gpus(plans: Plans) -> int:
     return sum(plan.gpus for plan in plans)
 
 
-@dataclass(frozen=True)
-class Greedy:
-    """Algorithm 1: extend a stage by the plan with the most added throughput per GPU, until none adds any.
+def greedy(stages: Stages, state: State, *, is_retained: bool = False) -> Plans:
+    """Extend a stage by the plan with the most added throughput per GPU, until none adds any (Algorithm 1).
 
-    Attributes:
-        is_retained: Whether running models keep their plans: no preemption.
+    ``is_retained``: running models keep their plans (no preemption).
     """
-
-    is_retained: bool = False
-
-    def __call__(self, stages: Stages, state: State) -> Plans:
-        """Return the plans of the next stage."""
-        chosen = _running_plans(stages, state) if self.is_retained else ()
-        fixed = {plan.model for plan in chosen}
-        throughput = stages.stage(state, chosen).throughput if chosen else 0.0
-        while True:
-            best: tuple[float, float, Plans] | None = None
-            for plans in self._extensions(stages, state, chosen, fixed):
-                new = stages.stage(state, plans).throughput
-                gain = (new - throughput) / (_gpus(plans) - _gpus(chosen))
-                if best is None or gain > best[0]:
-                    best = (gain, new, plans)
-            if best is None or (best[0] < 0 and chosen):
-                return chosen
-            _, throughput, chosen = best
-
-    def _extensions(self, stages: Stages, state: State, chosen: Plans, fixed: set[int]) -> Iterator[Plans]:
-        """Yield stages with more GPUs: with a further model, or a larger plan for one (lines 8 to 16)."""
-        plan_of = {plan.model: plan for plan in chosen}
-        for model in stages.ready(stages.finished(state), plan_of):
-            if model in fixed:
-                continue
-            others = tuple(p for p in chosen if p.model != model)
-            for plan in stages.space.plans(model):
-                is_larger = model not in plan_of or plan.gpus > plan_of[model].gpus
-                if is_larger and stages.space.fits((*others, plan)):
-                    yield tuple(sorted((*others, plan)))
+    chosen = _running_plans(stages, state) if is_retained else ()
+    fixed = {plan.model for plan in chosen}
+    throughput = stages.stage(state, chosen).throughput if chosen else 0.0
+    while True:
+        best: tuple[float, float, Plans] | None = None
+        for plans in _extensions(stages, state, chosen, fixed):
+            new = stages.stage(state, plans).throughput
+            gain = (new - throughput) / (_gpus(plans) - _gpus(chosen))
+            if best is None or gain > best[0]:
+                best = (gain, new, plans)
+        if best is None or (best[0] < 0 and chosen):
+            return chosen
+        _, throughput, chosen = best
 
 
-@dataclass(frozen=True)
-class MaxHeuristic:
+def _extensions(stages: Stages, state: State, chosen: Plans, fixed: set[int]) -> Iterator[Plans]:
+    """Yield stages with more GPUs: with a further model, or a larger plan for one (lines 8 to 16)."""
+    plan_of = {plan.model: plan for plan in chosen}
+    for model in stages.ready(stages.finished(state), plan_of):
+        if model in fixed:
+            continue
+        others = tuple(p for p in chosen if p.model != model)
+        for plan in stages.space.plans(model):
+            is_larger = model not in plan_of or plan.gpus > plan_of[model].gpus
+            if is_larger and stages.space.fits((*others, plan)):
+                yield tuple(sorted((*others, plan)))
+
+
+def max_heuristic(stages: Stages, state: State) -> Plans:
     """Give all GPUs to one model after another, under the plan with which it finishes first."""
-
-    is_retained: bool = False
-
-    def __call__(self, stages: Stages, state: State) -> Plans:
-        """Return the plan of the next stage."""
-        if running := _running_plans(stages, state):
-            return running
-        ready = stages.ready(stages.finished(state), ())
-        able = (m for m in ready if _makes_progress(stages, state, stages.space.plans(m)[:1], m))
-        plans = stages.space.plans(next(able, ready[0]))
-        gpus = max(plan.gpus for plan in plans)
-        largest = (plan for plan in plans if plan.gpus == gpus)
-        return (min(largest, key=lambda plan: (stages.stage(state, (plan,)).end_s, plan)),)
+    if running := _running_plans(stages, state):
+        return running
+    ready = stages.ready(stages.finished(state), ())
+    able = (m for m in ready if _makes_progress(stages, state, stages.space.plans(m)[:1], m))
+    plans = stages.space.plans(next(able, ready[0]))
+    gpus = max(plan.gpus for plan in plans)
+    largest = (plan for plan in plans if plan.gpus == gpus)
+    return (min(largest, key=lambda plan: (stages.stage(state, (plan,)).end_s, plan)),)
 
 
-_MAX_SPLITS = 400
-"""Even splits of the GPUs that are compared, the first of many."""
+_MAX_SPLITS = 400  # even splits of the GPUs that are compared, the first of many
 
 
-@dataclass(frozen=True)
-class MinHeuristic:
+def min_heuristic(stages: Stages, state: State, *, is_retained: bool = False) -> Plans:
     """Run as many models as fit, on an even split of the GPUs: the one with the highest throughput."""
-
-    is_retained: bool = False
-
-    def __call__(self, stages: Stages, state: State) -> Plans:
-        """Return the plans of the next stage."""
-        retained = _running_plans(stages, state) if self.is_retained else ()
-        fixed = {plan.model for plan in retained}
-        finished = stages.finished(state)
-        ready = stages.ready(finished, set(range(len(stages.load.models))) - finished)
-        models = [m for m in ready if m not in fixed]
-        for count in range(len(models), 0, -1):
-            subsets = itertools.combinations(models, count)
-            splits = (plans for subset in subsets for plans in _even_splits(stages, state, retained, subset))
-            found = [stages.stage(state, plans) for plans in itertools.islice(splits, _MAX_SPLITS)]
-            if found:
-                return max(found, key=lambda staged: staged.throughput).plans
-        return retained
+    retained = _running_plans(stages, state) if is_retained else ()
+    fixed = {plan.model for plan in retained}
+    finished = stages.finished(state)
+    ready = stages.ready(finished, set(range(len(stages.load.models))) - finished)
+    models = [m for m in ready if m not in fixed]
+    for count in range(len(models), 0, -1):
+        subsets = itertools.combinations(models, count)
+        splits = (plans for subset in subsets for plans in _even_splits(stages, state, retained, subset))
+        found = [stages.stage(state, plans) for plans in itertools.islice(splits, _MAX_SPLITS)]
+        if found:
+            return max(found, key=lambda staged: staged.throughput).plans
+    return retained
 
 
 def _even_splits(stages: Stages, state: State, retained: Plans, models: Sequence[int]) -> Iterator[Plans]:
@@ -174,70 +155,62 @@ def even_shares(fewest: Sequence[int], free: int) -> Iterator[list[int]]:
             yield [n + (i in extended) for i, n in enumerate(shares)]
 
 
-@dataclass(frozen=True)
-class Listed:
-    """List scheduling: running models continue, then the models with the most remaining work start.
+def listed(stages: Stages, state: State, *, gpus: int, grows: bool) -> Plans:
+    """Let running models continue, then start the models with the most remaining work (list scheduling).
 
-    Attributes:
+    Args:
         gpus: Size of a model's plan; else the next smaller size, or its smallest.
         grows: Whether free GPUs go to the model that finishes last, while that makes the last end earlier.
     """
 
-    gpus: int
-    grows: bool
-
-    def __call__(self, stages: Stages, state: State) -> Plans:
-        """Return the plans of the next stage."""
-        chosen = _running_plans(stages, state)
-        finished = stages.finished(state)
-        while True:
-            models = {plan.model for plan in chosen}
-            left = [m for m in stages.ready(finished, models) if m not in models]
-            options = [self._plan(stages, state, m) for m in left]
-            fitting = [(s, p) for s, p in options if stages.space.fits((*chosen, p))]
-            able = [(s, p) for s, p in fitting if _makes_progress(stages, state, (*chosen, p), p.model)]
-            if not able:
-                break
-            chosen = (*chosen, max(able)[1])
-        chosen = tuple(sorted(chosen))
-        if not self.grows or {p.model for p in chosen} | finished < set(range(len(stages.load.models))):
-            return chosen
-        last_s = _last_s(stages, state, chosen)
-        while True:
-            live = stages.stage(state, chosen).live
-            slowest = max(live, key=lambda m: live[m].end_s)
-            others = tuple(p for p in chosen if p.model != slowest)
-            candidates = [tuple(sorted((*others, p))) for p in stages.space.plans(slowest)]
-            ends = [(_last_s(stages, state, plans), plans) for plans in candidates if stages.space.fits(plans)]
-            best_s, best = min(ends, default=(last_s, chosen))
-            if best_s >= last_s:
-                return chosen
-            last_s, chosen = best_s, best
-
-    def _plan(self, stages: Stages, state: State, model: int) -> tuple[float, ModelPlan]:
+    def option(model: int) -> tuple[float, ModelPlan]:
         """Return (GPU-seconds, plan) of the best plan of the requested size."""
         plans = stages.space.plans(model)
-        gpus = max((p.gpus for p in plans if p.gpus <= self.gpus), default=plans[0].gpus)
-        return min((stages.stage(state, (p,)).seconds * p.gpus, p) for p in plans if p.gpus == gpus)
+        size = max((p.gpus for p in plans if p.gpus <= gpus), default=plans[0].gpus)
+        return min((stages.stage(state, (p,)).seconds * p.gpus, p) for p in plans if p.gpus == size)
 
+    def last_s(plans: Plans) -> float:
+        return max(one.end_s for one in stages.stage(state, plans).live.values())
 
-def _last_s(stages: Stages, state: State, plans: Plans) -> float:
-    return max(one.end_s for one in stages.stage(state, plans).live.values())
+    chosen = _running_plans(stages, state)
+    finished = stages.finished(state)
+    while True:
+        models = {plan.model for plan in chosen}
+        options = [option(m) for m in stages.ready(finished, models) if m not in models]
+        fitting = [(s, p) for s, p in options if stages.space.fits((*chosen, p))]
+        able = [(s, p) for s, p in fitting if _makes_progress(stages, state, (*chosen, p), p.model)]
+        if not able:
+            break
+        chosen = (*chosen, max(able)[1])
+    chosen = tuple(sorted(chosen))
+    if not grows or {p.model for p in chosen} | finished < set(range(len(stages.load.models))):
+        return chosen
+    end_s = last_s(chosen)
+    while True:
+        live = stages.stage(state, chosen).live
+        slowest = max(live, key=lambda m: live[m].end_s)
+        others = tuple(p for p in chosen if p.model != slowest)
+        candidates = [tuple(sorted((*others, p))) for p in stages.space.plans(slowest)]
+        ends = [(last_s(plans), plans) for plans in candidates if stages.space.fits(plans)]
+        best_s, best = min(ends, default=(end_s, chosen))
+        if best_s >= end_s:
+            return chosen
+        end_s, chosen = best_s, best
 
 
 METHODS: dict[str, Chooser] = {
-    "samullm": Greedy(),
-    "samullm_no_preemption": Greedy(is_retained=True),
-    "max": MaxHeuristic(),
-    "max_no_preemption": MaxHeuristic(is_retained=True),
-    "min": MinHeuristic(),
-    "min_no_preemption": MinHeuristic(is_retained=True),
+    "samullm": greedy,
+    "samullm_no_preemption": partial(greedy, is_retained=True),
+    "max": max_heuristic,
+    "max_no_preemption": max_heuristic,
+    "min": min_heuristic,
+    "min_no_preemption": partial(min_heuristic, is_retained=True),
 }
 """SamuLLM's methods and heuristics by name."""
 
 STEPS: tuple[Chooser, ...] = (
-    *(Listed(gpus, grows) for gpus in (1, 2, 4, 8) for grows in (False, True)),
-    MinHeuristic(),
+    *(partial(listed, gpus=gpus, grows=grows) for gpus in (1, 2, 4, 8) for grows in (False, True)),
+    min_heuristic,
 )
 """Choosers whose stages the beam explores."""
 
@@ -248,8 +221,7 @@ class Effort:
 
     Attributes:
         width: Width of the beam.
-        beam_tasks: Maximum tasks times stages that the beam simulates.
-        better_tasks: Maximum tasks times stages that the improvement simulates.
+        beam_tasks: Maximum tasks times stages that the beam simulates; ``better_tasks``: that the improvement does.
         share: Maximum counted seconds of search, as a share of the best known makespan.
     """
 
@@ -292,7 +264,7 @@ def _bound(stages: Stages) -> Callable[[State], float]:
     for m, flops in enumerate(total):
         if flops:
             singles = (p for p in stages.space.plans(m) if p.dp == 1)
-            rate[m] = max(flops / max(runs.run(p, runs.fresh(m)).seconds, 1e-9) / p.gpus for p in singles)
+            rate[m] = max(flops / max(runs.run(p, runs.fresh[m]).seconds, 1e-9) / p.gpus for p in singles)
 
     def remaining_s(state: State) -> float:
         done = [float(load.work(state.work(m).produced).sum()) for m, load in enumerate(loads)]
@@ -304,12 +276,11 @@ def _bound(stages: Stages) -> Callable[[State], float]:
 
 def bettered(stages: Stages, plan: Planned, effort: Effort, has_left: Callable[[], bool] = lambda: True) -> Planned:
     """Return a plan that ends no later: changed one stage at a time while its makespan decreases."""
-    models = len(stages.load.models)
     left = int(effort.better_tasks / max(1, sum(len(m) for m in stages.load.models)))
 
     def end_s(one: Planned) -> float:
         try:
-            return play(stages, one, spare_plans(stages.space, models, one), places=False).end_s
+            return play(stages, one, spare_plans(stages.space, one), places=False).end_s
         except InternalError:  # after the change, models wait for one another forever
             return math.inf
 
@@ -366,12 +337,9 @@ _TICKS_PER_S = 1000
 
 @dataclass(frozen=True)
 class Unpreempted:
-    """The best schedule in which each model runs once, under one plan.
+    """The best schedule in which each model runs once, under one plan, and whether it is proved to be optimal.
 
-    Attributes:
-        bound_s: Lower bound of the makespan of such schedules.
-        starts_s: When each model starts to load, by plan.
-        proved: Whether the schedule is optimal.
+    ``bound_s`` is a lower bound of such makespans; ``starts_s``: when each model starts to load, by plan.
     """
 
     makespan_s: float
@@ -384,11 +352,7 @@ def best_unpreempted(stages: Stages, *, effort_s: float = 10.0) -> Unpreempted:
     """Return the best schedule in which each model loads and runs once, after all models whose outputs it takes.
 
     Only the number of GPUs counts, not their positions: with islands of links, the result is a lower bound. Durations
-    are simulated and include loading.
-
-    Args:
-        stages: Stages of a sample.
-        effort_s: Limit of the solver's work, in its own deterministic seconds.
+    are simulated and include loading. ``effort_s`` limits the solver's work, in its own deterministic seconds.
 
     Raises:
         MissingExtraError: OR-tools is not installed.
@@ -440,7 +404,7 @@ def durations(stages: Stages, model: int) -> list[tuple[ModelPlan, int]]:
     """Return (plan, milliseconds to load and run with all inputs present), without dominated plans."""
     found: list[tuple[ModelPlan, int]] = []
     for plan in stages.space.plans(model):
-        run = stages.runs.run(plan, stages.runs.fresh(model))
+        run = stages.runs.run(plan, stages.runs.fresh[model])
         ticks = round((stages.space.seconds(plan, "start") + run.seconds) * _TICKS_PER_S)
         if all(ticks < other for _, other in found):
             found.append((plan, ticks))
@@ -459,14 +423,8 @@ class Best:
 def best_staged(stages: Stages, *, most: int = 200_000) -> Best:
     """Return the best of all staged plans (Definition 1): every valid set of models and plans, stage after stage.
 
-    A stage ends with the first model that finishes. Feasible for tiny instances only.
-
-    Args:
-        stages: Stages of a sample.
-        most: Maximum number of simulated stages.
-
-    Raises:
-        InputError: The instance has more stages.
+    A stage ends with the first model that finishes. Feasible for tiny instances only: raise InputError if more than
+    ``most`` stages must be simulated.
     """
     best, evaluated = Best((), math.inf, 0), 0
 

@@ -13,35 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.plan.evaluate import (
-    idle_seconds,
-    judged,
-    makespans_s,
-    play,
-    quantiles_of,
-    spans_of,
-    spare_plans,
-    stages_of,
-)
+from lengthwise.apps.plan.evaluate import idle_seconds, makespans_s, play, spans_of, spare_plans, stages_of
 from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
 from lengthwise.engine import simulate, warm_up
-from lengthwise.schema.app import (
-    AppMethod,
-    AppPlan,
-    AppSpan,
-    AppStage,
-    AppWhatIf,
-    Cluster,
-    Machine,
-    ModelPlan,
-    Switch,
-    TaskDraw,
-    Tasks,
-)
+from lengthwise.schema.app import AppMethod, AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
-from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
@@ -62,24 +40,21 @@ class SearchBudget:
     """Counted seconds of a search: ``elapsed_s`` at the start, plus the work on these samples from then on."""
 
     def __init__(self, counted: Sequence[Stages], elapsed_s: float = 0.0) -> None:
-        self._counted = counted
-        self._offset_s = elapsed_s - self._total_s()
+        self._counted, self._offset_s = counted, 0.0
+        self._offset_s = elapsed_s - self.elapsed_s
 
     @property
     def elapsed_s(self) -> float:
         """Return the counted seconds so far."""
-        return self._total_s() + self._offset_s
+        return self._offset_s + sum(
+            STAGE_S * stages.evaluated + RUN_S * stages.runs.simulated_runs + REQUEST_S * stages.runs.simulated_requests
+            for stages in self._counted
+        )
 
     def allows(self, cost_s: float, limit_s: float) -> bool:
         """Return whether the limit is not reached, and would not be exceeded by a further cost."""
         elapsed_s = self.elapsed_s
         return elapsed_s < limit_s and elapsed_s + cost_s <= limit_s
-
-    def _total_s(self) -> float:
-        return sum(
-            STAGE_S * stages.evaluated + RUN_S * stages.runs.simulated_runs + REQUEST_S * stages.runs.simulated_requests
-            for stages in self._counted
-        )
 
 
 def expected_cost_s(stages: Stages, name: str) -> float:
@@ -120,7 +95,6 @@ class PlanOptions:
         method: "lengthwise", or a name in ``METHODS``.
         additional: Methods to compare with.
         quantile: Minimize this quantile over the samples; None: their mean.
-        effort: Search effort.
         clock: Seconds, for ``search_s`` only.
         known: Plans that "lengthwise" considers too, if they fit.
     """
@@ -138,11 +112,9 @@ class Found:
     """A plan that a method found.
 
     Attributes:
-        name: Name of the method.
         planned_s: Its makespan on the samples used for planning.
         search_s: Seconds of search if nothing had been simulated before.
-        cost_s: Counted seconds of search after everything that was simulated before.
-        elapsed_s: The same in seconds of the clock.
+        cost_s: Counted seconds of search after all that was simulated before; ``elapsed_s``: seconds of the clock.
         lead_s: Part of ``search_s`` before engines of the first stage can start.
     """
 
@@ -165,12 +137,8 @@ def search_results(
     makespan, so that the search does not cost more than it saves. A plan of a method that runs only for comparison is
     taken, and paid for, if it ends earlier by more than the method's cost.
 
-    Args:
-        worlds: Samples used for planning.
-        space: Space of plans.
-        options: Options.
-        begin: Receives a first plan of "lengthwise". Engines of its first stage can start during the search, which
-            then takes no extra time if they remain.
+    ``begin`` receives a first plan of "lengthwise". Engines of its first stage can start during the search, which then
+    takes no extra time if they remain.
     """
     search = Search(worlds, space, options)
     names = [name for name in dict.fromkeys((*options.additional, options.method)) if name != DEFAULT]
@@ -187,15 +155,9 @@ def search_results(
     if best is not None:
         for other in (found[name] for name in names if name not in _CHEAP):
             if _is_worth(other.planned_s + other.cost_s, best.planned_s):
-                best = replace(
-                    best,
-                    planned=other.planned,
-                    planned_s=other.planned_s,
-                    search_s=best.search_s + other.elapsed_s,
-                    lead_s=best.lead_s + other.elapsed_s,
-                    cost_s=best.cost_s + other.cost_s,
-                    elapsed_s=best.elapsed_s + other.elapsed_s,
-                )
+                paid = {name: getattr(best, name) + other.elapsed_s for name in ("search_s", "lead_s", "elapsed_s")}
+                cost_s = best.cost_s + other.cost_s
+                best = replace(best, planned=other.planned, planned_s=other.planned_s, cost_s=cost_s, **paid)
         found[DEFAULT] = best if first is None else search.overlapped(first, best)
     return [found[name] for name in (DEFAULT, *METHODS) if name in (options.method, *options.additional)]
 
@@ -216,8 +178,7 @@ def _is_worth(seconds: float, than_s: float) -> bool:
 class Search:
     """Search for one application's plan; methods run on the first sample, and plans are compared on all.
 
-    Attributes:
-        scores: Makespans of plans on the samples.
+    ``scores``: makespans of plans on the samples.
     """
 
     def __init__(self, worlds: Sequence[Stages], space: Space, options: PlanOptions) -> None:
@@ -277,7 +238,7 @@ class Search:
         scores |= {one.planned: one.planned_s for one in paid}
         self._add(one for one in self._options.known if all(fits(plans) for plans in one))
         listed = [rolled_out(quick, choose) for choose in STEPS]
-        quick_s = {one: play(quick, one, self._spare(one), places=False).end_s for one in listed}
+        quick_s = {one: play(quick, one, spare_plans(self._space, one), places=False).end_s for one in listed}
         self._add(sorted(quick_s, key=lambda one: (quick_s[one], one))[:_MAX_CANDIDATES])
         limit_s = effort.share * min(scores.values())
 
@@ -300,11 +261,11 @@ class Search:
         elapsed_s = self._options.clock() - started_s + sum(one.elapsed_s for one in paid)
         return Found(DEFAULT, best, scores[best], elapsed_s, budget.elapsed_s, elapsed_s, elapsed_s)
 
-    def _spare(self, planned: Planned) -> tuple[ModelPlan, ...]:
-        return spare_plans(self._space, len(self._space.models), planned)
-
     def _score(self, planned: Planned) -> float:
-        return judged(makespans_s(self._worlds, planned, self._spare(planned)), self._options.quantile)
+        """Return the mean makespan of a plan, or the quantile to minimize."""
+        ends_s = makespans_s(self._worlds, planned, spare_plans(self._space, planned))
+        quantile = self._options.quantile
+        return float(np.mean(ends_s) if quantile is None else np.quantile(ends_s, quantile))
 
     def _improve(self, quick: Stages, has_left: Callable[[], bool]) -> Planned:
         """Improve the best plan so far; return the new best one, and of equals the previous one."""
@@ -332,13 +293,10 @@ def plan(
     """Return which models run when, on how many GPUs each, to minimize the makespan.
 
     Args:
-        tasks: Potential tasks of the application.
         draws: Samples used for planning; methods run on the first one, and plans are compared on all.
         models: One for each of ``tasks.models``, in their order.
-        cluster: The GPUs.
         true_draws: Independent samples to evaluate the makespan on; empty: those used for planning.
         times: Switch times; None: assumed.
-        options: Options.
         begin: Receives a first plan if the method is "lengthwise". Engines of its first stage can start during the
             search; the final plan usually continues from there.
 
@@ -361,12 +319,10 @@ def plan(
     space = Space(models, cluster, times or SwitchTimes())
     worlds = stages_of(tasks, draws, space)
     _warm_up(space, worlds[0])
-    early: list[Found] = []
 
     def first(one: Found) -> None:
-        early.append(one)
         assert begin is not None
-        begin(_report(worlds, space, worlds[0], one, early))
+        begin(_report(worlds, space, worlds[0], one, [one]))
 
     found = search_results(worlds, space, options, None if begin is None else first)
     best = next(one for one in found if one.name == options.method)
@@ -386,7 +342,7 @@ def _warm_up(space: Space, stages: Stages) -> None:
 
 
 def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]) -> AppPlan:
-    reserve = {one.name: spare_plans(space, len(space.models), one.planned) for one in found}
+    reserve = {one.name: spare_plans(space, one.planned) for one in found}
     ends = {one.name: makespans_s(truth, one.planned, reserve[one.name]) for one in found}
     played = play(first, best.planned, reserve[best.name])
     # The run waits for a search that takes longer than the first stage.
@@ -406,12 +362,12 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
     return AppPlan(
         models=tuple(one.name for one in space.models),
         method=best.name,
-        stages=played.stages,
+        stages=tuple(played.stages),
         planned=best.planned,
         reserve=reserve[best.name],
         makespan=mean_estimate(ends[best.name]),
         makespans_s=ends[best.name],
-        quantiles_s=quantiles_of(ends[best.name]),
+        quantiles_s={level: float(np.quantile(ends[best.name], level)) for level in (0.05, 0.5, 0.95)},
         spans=spans,
         idle_s=idle_seconds(spans),
         flops=tuple(float(one.work(one.output).sum()) for one in loads),
@@ -520,49 +476,15 @@ def write_plan(path: Path | str, plan: AppPlan) -> None:
 
 def read_plan(path: Path | str) -> AppPlan:
     """Return the plan of a file; raise InputError if it cannot be read or has another format."""
+    from pydantic import TypeAdapter
+
+    def with_nan(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: math.nan if value is None and name != "plan" else value for name, value in row.items()}
+
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=with_nan)
         if content.pop("format", None) == _FORMAT:
-            return _parse_plan(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return TypeAdapter(AppPlan).validate_python(content)
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"cannot read the plan {path}: {type(error).__name__}: {error}") from error
     raise InputError(f"{path} must be an application's plan as `lengthwise app plan --json` writes it")
-
-
-def _parse_plan(content: Mapping[str, Any]) -> AppPlan:
-    def plans(rows: list[dict[str, Any]]) -> tuple[ModelPlan, ...]:
-        return tuple(ModelPlan(**one) for one in rows)
-
-    def estimate(row: Mapping[str, Any]) -> Estimate:
-        return Estimate(**{name: math.nan if value is None else value for name, value in row.items()})
-
-    def stage(row: Mapping[str, Any]) -> AppStage:
-        placement = {int(m): tuple(map(tuple, replicas)) for m, replicas in row["placement"].items()}
-        switches = tuple(Switch(**{**s, "replica": tuple(s["replica"])}) for s in row["switches"])
-        return AppStage(**{**row, "plans": plans(row["plans"]), "placement": placement, "switches": switches})
-
-    def method(row: Mapping[str, Any]) -> AppMethod:
-        ends = tuple(row.get("makespans_s", ()))
-        return AppMethod(**{**row, "makespan": estimate(row["makespan"]), "makespans_s": ends})
-
-    return AppPlan(
-        models=tuple(content["models"]),
-        method=content["method"],
-        stages=tuple(map(stage, content["stages"])),
-        planned=tuple(map(plans, content["planned"])),
-        reserve=plans(content["reserve"]),
-        makespan=estimate(content["makespan"]),
-        makespans_s=tuple(content["makespans_s"]),
-        quantiles_s={float(level): value for level, value in content["quantiles_s"].items()},
-        spans=tuple(AppSpan(**{**s, "plan": s["plan"] and ModelPlan(**s["plan"])}) for s in content["spans"]),
-        idle_s=content["idle_s"],
-        flops=tuple(content["flops"]),
-        tokens=tuple(content["tokens"]),
-        methods=tuple(map(method, content["methods"])),
-        what_ifs=tuple(
-            AppWhatIf(one["name"], estimate(one["makespan"]), estimate(one["difference"]))
-            for one in content["what_ifs"]
-        ),
-        search_s=content["search_s"],
-        notes=tuple(content["notes"]),
-    )

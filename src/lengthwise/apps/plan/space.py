@@ -47,12 +47,9 @@ class SwitchRates:
 
 @dataclass(frozen=True)
 class SwitchTimes:
-    """Times to switch replicas, measured or else computed from rates.
+    """Times to switch replicas: measured seconds by (model, GPU, tp, pp, one of ``HOWS``), or else from rates.
 
-    Attributes:
-        measured: Seconds by (model, GPU, tp, pp, how), where how is one of ``HOWS``.
-        rates: For what was not measured.
-        wakes: Whether engines sleep (and wake on the same GPUs) instead of stopping, where nothing was measured.
+    ``wakes``: engines sleep (and wake on the same GPUs) instead of stopping, where nothing was measured.
     """
 
     measured: Mapping[tuple[str, str, int, int, str], float] = field(default_factory=dict)
@@ -60,11 +57,7 @@ class SwitchTimes:
     wakes: bool = False
 
     def seconds(self, name: str, weight_bytes: float, plan: ModelPlan, how: str) -> float:
-        """Return the time until one replica of the plan is ready, or off its GPUs.
-
-        Raises:
-            UnknownNameError: ``how`` is not one of ``HOWS``.
-        """
+        """Return the time until one replica of the plan is ready, or off its GPUs; ``how`` is one of ``HOWS``."""
         if how not in HOWS:
             raise UnknownNameError("way to switch a replica", how, HOWS)
         found = self.measured.get((name, plan.gpu, plan.tp, plan.pp, how))
@@ -106,15 +99,11 @@ def read_switch_times(path: Path | str) -> SwitchTimes:
 
 def write_switch_times(path: Path | str, times: SwitchTimes) -> None:
     """Write measured times as TOML: a ``[[replica]]`` with model, gpu, tp, pp, how and seconds for each."""
-    lines = []
-    for (model, gpu, tp, pp, how), seconds in sorted(times.measured.items()):
-        lines += ["[[replica]]", f"model = {_quoted(model)}", f"gpu = {_quoted(gpu)}", f"tp = {tp}", f"pp = {pp}"]
-        lines += [f'how = "{how}"', f"seconds = {float(seconds)!r}", ""]
-    write_whole(path, "\n".join(lines).encode())
+    import tomlkit
 
-
-def _quoted(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    names = ("model", "gpu", "tp", "pp", "how", "seconds")
+    rows = [dict(zip(names, (*key, float(times.measured[key])), strict=True)) for key in sorted(times.measured)]
+    write_whole(path, tomlkit.dumps({"replica": rows}).encode())
 
 
 _PIPELINES = (2, 4, 8, 16)
@@ -122,14 +111,9 @@ _PIPELINES = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Served:
-    """A model of the application as the planner sees it.
+    """A model of the application as the planner sees it; ``limits``, ``cost`` and ``host`` are as in ``engine.deploy``.
 
-    Attributes:
-        name: Name in the application.
-        model: Catalog name, ``config.json``, or dimensions.
-        limits: Limits of the engine.
-        cost: Source of iteration times, as in ``engine.deploy``.
-        host: Host of the engine, as in ``engine.deploy``.
+    ``model`` is a catalog name, a ``config.json``, or dimensions.
     """
 
     name: str
@@ -155,19 +139,11 @@ class Space:
         self._deployments: dict[ModelPlan, Deployment] = {}
         self._plans: dict[int, tuple[ModelPlan, ...]] = {}
         self._fits: dict[tuple[tuple[str, int, int, int], ...], bool] = {}
-        self._specs = [catalog.model(m.model) if isinstance(m.model, str) else m.model for m in self.models]
+        self.specs = [catalog.model(m.model) if isinstance(m.model, str) else m.model for m in self.models]
         self._seconds: dict[tuple[int, tuple[str, int, int], str], float] = {}
 
-    def spec(self, model: int) -> ModelSpec:
-        """Return a model's dimensions."""
-        return self._specs[model]
-
     def plans(self, model: int) -> tuple[ModelPlan, ...]:
-        """Return valid plans in order of their GPUs.
-
-        Raises:
-            DoesNotFitError: There are none; the message has the reason for the last plan that was tried.
-        """
+        """Return valid plans in order of their GPUs; raise DoesNotFitError with the last plan's reason without any."""
         if model not in self._plans:
             reasons: list[InputError] = []
             found = [*self._valid_plans(model, (1,), reasons)] or [*self._valid_plans(model, _PIPELINES, reasons)]
@@ -204,7 +180,7 @@ class Space:
         key = (plan.model, plan.shape, how)
         if key not in self._seconds:
             served = self.models[plan.model]
-            weights = catalog.weight_bytes(self._specs[plan.model], served.limits.weight_dtype)
+            weights = catalog.weight_bytes(self.specs[plan.model], served.limits.weight_dtype)
             self._seconds[key] = self.times.seconds(served.name, weights, plan, how)
         return self._seconds[key]
 
@@ -222,7 +198,7 @@ class Space:
             machines = [m for m in self.cluster.machines if m.gpu.name == plan.gpu]
             machine = next((m for m in machines if plan.tp in degrees(m)), machines[0])
             self._deployments[plan] = engine.deploy(
-                self._specs[plan.model],
+                self.specs[plan.model],
                 machine.gpu,
                 node=machine.node,
                 tp=plan.tp,
@@ -235,7 +211,7 @@ class Space:
 
     def _valid_plans(self, model: int, pipelines: Sequence[int], reasons: list[InputError]) -> Iterator[ModelPlan]:
         """Yield valid plans of all GPU kinds; append the errors of invalid ones to ``reasons``."""
-        spec = self._specs[model]
+        spec = self.specs[model]
         for kind in dict.fromkeys(m.gpu.name for m in self.cluster.machines):
             machines = [m for m in self.cluster.machines if m.gpu.name == kind]
             gpus = sum(m.gpus for m in machines)

@@ -27,10 +27,9 @@ MAX_CACHED_TASKS = 10_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """Completed work of a model.
+    """Completed work of a model, with a key that is equal for equal work.
 
     Attributes:
-        key: Equal for equal work.
         produced: [k] tokens produced.
         completed_s: [k] completion time on the application's clock; infinite for unfinished tasks.
     """
@@ -42,11 +41,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Run:
-    """Simulated course of a model's tasks under a plan.
+    """Simulated course of a model's tasks under a plan after some work, with a key that is equal for equal runs.
 
     Attributes:
-        before: Work completed before the run.
-        key: Equal for equal runs.
         first_s: [k] time of the first token in this run; infinite for tasks that are not in it.
         finish_s: [k] time of the last token.
         complete: Whether the run finishes all tasks: none waits for a model that does not run.
@@ -124,15 +121,13 @@ class Runs:
     """Cached runs of a sample.
 
     Args:
-        load: The sample.
-        space: Plans and deployments.
         fast: Whether to derive the run of a model that continues under another plan from the run of that plan from
             the very start, after equal progress, instead of simulating it. Accurate enough to compare plans.
         known: Runs of the same sample; runs from the start are simulated and cached there, for both.
 
     Attributes:
-        simulated_requests: Number so far.
-        simulated_runs: Number of runs that contain them.
+        fresh: [models] work before the start: none.
+        simulated_requests: Number so far, in ``simulated_runs``.
         clock: Seconds; None: simulation is not timed.
         duration_s: Time to simulate each run, by that clock.
         requested: Keys of all runs requested since the caller last cleared it.
@@ -142,16 +137,12 @@ class Runs:
         self.load, self.space, self.fast = load, space, fast
         self.cached: dict[Hashable, Run] = dict(known.cached) if known else {}
         self._known = known
-        self._fresh = [Work("fresh", m.fresh, m.disabled) for m in load.models]
+        self.fresh = [Work("fresh", np.zeros(len(m), np.int64), np.full(len(m), np.inf)) for m in load.models]
         self._cached_tasks = sum(len(run.load) for run in self.cached.values())
         self.simulated_requests = self.simulated_runs = 0
         self.clock: Callable[[], float] | None = None
         self.duration_s: dict[Hashable, float] = {}
         self.requested: set[Hashable] = set()
-
-    def fresh(self, model: int) -> Work:
-        """Return a model's work before the start: none."""
-        return self._fresh[model]
 
     def run(self, plan: ModelPlan, before: Work, arrival_s: Floats | None = None) -> Run:
         """Return the run of a plan on the remaining work.
@@ -192,7 +183,7 @@ class Runs:
             self._cached_tasks -= len(self.cached.pop(next(iter(self.cached))).load)
 
     def _derived(self, plan: ModelPlan, before: Work, key: Hashable) -> Run:
-        full = self.run(plan, self._fresh[plan.model])
+        full = self.run(plan, self.fresh[plan.model])
         offset_s = full.when(float(full.load.work(before.produced).sum()))
         left = before.produced < full.load.output
         finish_s = np.where(left, np.maximum(full.finish_s - offset_s, 1e-6), np.inf)
@@ -204,7 +195,7 @@ class Runs:
         left = before.produced < load.output
         arrival_s = np.zeros(len(load)) if arrival_s is None else _after_parents(load, arrival_s, left)
         included = np.flatnonzero(left & np.isfinite(arrival_s))
-        first_s, finish_s = load.disabled.copy(), load.disabled.copy()
+        first_s, finish_s = np.full((2, len(load)), np.inf)
         if len(included):
             first_s[included], finish_s[included] = self._token_times(plan, before, arrival_s, included)
         return Run(plan, load, before, key, first_s, finish_s, complete=len(included) == int(left.sum()))
@@ -274,13 +265,9 @@ _MAX_PASSES = 1000
 
 @dataclass(frozen=True)
 class Live:
-    """A run in progress.
+    """A run in progress, with its complete course; its (first) replicas are ready at ``start_s``.
 
-    Attributes:
-        run: Its complete course.
-        start_s: Time at which its (first) replicas are ready.
-        isolated: The run without replicas that join later; None: all are ready at once.
-        joins_s: Time at which the others join.
+    ``isolated`` is the run without replicas that join at ``joins_s``; None: all are ready at once.
     """
 
     run: Run
@@ -306,22 +293,14 @@ class Live:
 
 @dataclass(frozen=True)
 class State:
-    """An application between two stages.
+    """An application between two stages: runs of the models that ran up to now.
 
-    Attributes:
-        clock_s: Current time.
-        rest: [models] completed work of models that do not run.
-        live: Runs of the models that ran up to now.
+    ``rest`` is [models] the completed work of models that do not run.
     """
 
     clock_s: float
     rest: tuple[Work, ...]
     live: Mapping[int, Live] = field(default_factory=dict)
-
-    @property
-    def plans(self) -> Plans:
-        """Return the plans of the models that ran up to now."""
-        return tuple(live.run.plan for live in self.live.values())
 
     def work(self, model: int) -> Work:
         """Return the completed work of a model."""
@@ -340,10 +319,9 @@ class Delay:
 
 @dataclass(frozen=True)
 class Staged:
-    """A simulated stage.
+    """A simulated stage; ``state`` is that at its start.
 
     Attributes:
-        state: State at its start.
         end_s: Time at which the first model finishes; if none can, time of the last possible progress.
         ends_by: The model that finishes; -1: none can.
         flops: Progress of all models.
@@ -376,7 +354,7 @@ class Stages:
 
     def start(self) -> State:
         """Return the state before the first stage."""
-        return State(0.0, tuple(self.runs.fresh(m) for m in range(len(self.load.models))))
+        return State(0.0, tuple(self.runs.fresh))
 
     def finished(self, state: State) -> frozenset[int]:
         """Return the models without remaining work."""
@@ -421,12 +399,9 @@ class Stages:
         return max(0.0, live.start_s - state.clock_s)
 
     def stage(self, state: State, plans: Plans, delays: Mapping[int, Delay] | None = None) -> Staged:
-        """Simulate the stage that runs these plans.
+        """Simulate the stage that runs these plans, at most one per model.
 
-        Args:
-            state: State at its start.
-            plans: At most one per model.
-            delays: Of models with replicas that are loaded or moved; None: ``delay``.
+        ``delays``: of models with replicas that are loaded or moved; None: ``delay``.
         """
         self.evaluated += 1
         if delays is None:
@@ -463,7 +438,7 @@ class Stages:
         longest_s = max((self.space.leave_s(plan) for plan in stopping), default=0.0)
         if longest_s <= 0.0:
             return 0.0
-        free = self.space.cluster.gpus - sum(plan.gpus for plan in state.plans)
+        free = self.space.cluster.gpus - sum(live.run.plan.gpus for live in state.live.values())
         needed = sum((plan.dp - retained[plan.model]) * plan.tp * plan.pp for plan in plans)
         return longest_s if needed > free else 0.0
 

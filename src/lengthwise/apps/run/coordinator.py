@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from lengthwise.apps.launch.engine import Launcher
 from lengthwise.apps.launch.simulated import run_virtually
-from lengthwise.apps.ledger.contracts import Ledger, State
+from lengthwise.apps.ledger.contracts import State
+from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.apps.run import job as owners
 from lengthwise.apps.run.dispatch import (
     ModelDispatcher,
@@ -21,7 +23,7 @@ from lengthwise.apps.run.dispatch import (
 )
 from lengthwise.apps.run.fleet import Fleet, silent
 from lengthwise.apps.run.job import Job, Plans
-from lengthwise.apps.run.plan_tracking import PlanMonitor, PlanTracker, Status
+from lengthwise.apps.run.plan_tracking import PlanTracker, Status
 from lengthwise.apps.run.progress import (
     SHAPE,
     Clock,
@@ -34,26 +36,21 @@ from lengthwise.apps.run.progress import (
     shape_of,
     work_done,
 )
-from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedState
+from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedState, watched
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
-CANCEL = "cancel"
-"""The fact by which another process asks a run to stop."""
+CANCEL = "cancel"  # the fact by which another process asks a run to stop
 RESUME = "What was answered is kept; go on with the same command and --resume"
 _TICK_S = 0.5
 
 
 class Coordinator:
-    """One run of a job; ``run`` is called once.
+    """One run of a job; ``run`` is called once, and the ledger stays open.
 
     Args:
-        job: What to run.
-        ledger: Stores the outputs; stays open.
-        launcher: Starts the engines.
         now_s: Wall clock (UTC) of leases, seconds.
-        monitor: Called with the progress, every ``watch_s``.
-        watch_s: Seconds between checks of the engines.
+        monitor: Called with the progress, at each check of the engines: every ``watch_s`` seconds.
         started: Called before engines start, with the outputs of a resumed run or of a changed application.
     """
 
@@ -103,24 +100,19 @@ class Coordinator:
         shared = SharedState(job, writer, self._now_s, self._wakeup.set, self._on_engine_failure, self._on_error)
         self._dispatchers = [ModelDispatcher(model, shared) for model in range(len(job.layout.tasks.models))]
         self._fleet = Fleet(self._launcher, self._dispatchers, self._on_error, self._on_switch)
-        self._plan_monitor = PlanMonitor(
-            job,
-            writer,
-            lambda: written_tokens(shared, self._dispatchers),
-            lambda: self._fleet.placement,
-            self._on_replan,
-        )
+        written, placement = lambda: written_tokens(shared, self._dispatchers), lambda: self._fleet.placement
+        self._tracker = PlanTracker(job, writer, self._at_s, written, placement, self._on_replan)
         try:
-            resumed = await writer.call(lambda: owners.enter(self._ledger, job, self._now_s()))
-            await writer.call(lambda: self._ledger.note({SHAPE: shape_of(job.layout)}))
+            resumed = await writer.call(owners.enter, self._ledger, job, self._now_s())
+            await writer.call(self._ledger.note, {SHAPE: shape_of(job.layout)})
             reused = None if resumed else await reuse_results(writer, job, self._now_s)
             retained = await resumed_results(writer, job) if resumed else reused
             if self._started is not None and retained is not None:
                 self._started(retained)
             self._clock.before = work_done(job, self._by_model(await writer.call(self._ledger.counts)))
             for work in (writer.run(), self._renew_leases(), self._save_drafts(), self._supervise()):
-                self._watch(loop.create_task(work))
-            await self._follow_plan(PlanTracker(job))
+                self._watch(work)
+            await self._follow_plan()
         except EngineError as error:
             failed = error
         finally:
@@ -142,9 +134,8 @@ class Coordinator:
             raise EnginesFailedError(result) from failed
         return result
 
-    async def _follow_plan(self, tracker: PlanTracker) -> None:
-        self._tracker = tracker
-        self._watch(self._plan_monitor.seek(tracker, self._at_s))
+    async def _follow_plan(self) -> None:
+        self._watch(self._tracker.seek())
         while self._how is None:
             self._wakeup.clear()
             if any(one.slots and one.is_idle for one in self._dispatchers):
@@ -152,13 +143,13 @@ class Coordinator:
             status = Status.of(self._job.layout, await self._writer.call(self._ledger.counts))
             if status.is_finished:
                 return
-            plans = tracker.step(status)
+            plans = self._tracker.step(status)
             if plans is not None:
                 in_sleep = self._fleet.in_sleep(plans)
                 placement = self._job.placer.place(plans, self._fleet.placement, self._running, in_sleep)
                 await self._fleet.switch(plans, placement)
                 self._running = plans
-            self._watch(self._plan_monitor.check(tracker, status, self._at_s()))
+            self._watch(self._tracker.check())
             try:
                 async with asyncio.timeout(_TICK_S):
                     await self._wakeup.wait()
@@ -170,15 +161,10 @@ class Coordinator:
             if self._error is not None:
                 raise self._error
 
-    def _watch(self, task: asyncio.Task[None] | None) -> None:
-        """Cancel a task when the run ends, and end the run if it fails."""
-        if task is not None:
-            self._tasks.append(task)
-            task.add_done_callback(self._on_task_end)
-
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_error(error)
+    def _watch(self, work: Coroutine[Any, Any, None] | None) -> None:
+        """Work until the run ends, and end the run if that fails."""
+        if work is not None:
+            self._tasks.append(watched(work, self._on_error))
 
     def _on_error(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -230,13 +216,13 @@ class Coordinator:
         while True:
             await asyncio.sleep(min(lease_s / 3, 2.0))
             now_s = self._now_s()
-            await self._writer.call(lambda now_s=now_s: ledger.heartbeat(owner, now_s=now_s, lease_s=lease_s))  # type: ignore[misc]
-            if await self._writer.call(lambda now_s=now_s: ledger.expire(now_s=now_s)):  # type: ignore[misc]
+            await self._writer.call(ledger.heartbeat, owner, now_s=now_s, lease_s=lease_s)
+            if await self._writer.call(ledger.expire, now_s=now_s):
                 self._on_release(range(len(self._dispatchers)))
             engines = engines_of(self._job.layout.tasks.models, self._fleet.descriptions())
             if engines != noted:
                 noted = engines
-                await self._writer.call(lambda noted=noted: ledger.note({owners.ENGINES + owner: noted}))  # type: ignore[misc]
+                await self._writer.call(ledger.note, {owners.ENGINES + owner: noted})
             if CANCEL in await self._writer.call(ledger.metadata):
                 self.stop("cancelled")
 
@@ -265,15 +251,16 @@ class Coordinator:
 
     async def _close(self) -> None:
         """Release all tasks and stop all engines."""
+        owner = self._job.owner
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await interrupt([task for one in self._dispatchers for slot in one.slots for task in slot.active.values()])
+            await interrupt([task for one in self._dispatchers for task in one.active_tasks])
             for dispatcher in self._dispatchers:
                 await dispatcher.close(dispatcher.slots, keep=not self._forced)
             await self._writer.flush()
-            await self._writer.call(lambda: owners.leave(self._ledger, self._job.owner))
+            await self._writer.call(self._ledger.note, {owners.OWNER + owner: "", owners.ENGINES + owner: ""})
         finally:
             await self._fleet.close()
             self._writer.close()
@@ -289,16 +276,9 @@ def run_simulated(
     watch_s: float = 60.0,
     started: Callable[[Reused], None] | None = None,
 ) -> RunResult:
-    """Run a job on simulated engines in virtual time.
+    """Run a job on simulated engines in virtual time, in which the ledger's times and ``watch_s`` are too.
 
-    Args:
-        job: What to run.
-        ledger: Stores the outputs; its times are virtual too.
-        launcher: Of simulated engines.
-        from_s: Clock at the start: later than that of the run that is resumed.
-        monitor: As of ``Coordinator``.
-        watch_s: As of ``Coordinator``, virtual seconds.
-        started: As of ``Coordinator``.
+    ``from_s``: clock at the start, later than that of the run that is resumed; the rest is as of ``Coordinator``.
     """
 
     async def main() -> RunResult:
@@ -323,16 +303,8 @@ def run_on_engines(
     """Run a job on real engines.
 
     The first SIGINT or SIGTERM stops leasing, interrupts running requests, saves their tokens and ends the engines; the
-    second one kills the engines. The ledger is consistent either way.
-
-    Args:
-        job: What to run.
-        ledger: Stores the outputs.
-        launcher: Of the engines.
-        monitor: As of ``Coordinator``.
-        watch_s: As of ``Coordinator``.
-        stopping: Called with the number of signals so far.
-        started: As of ``Coordinator``.
+    second one kills the engines. The ledger is consistent either way. ``stopping`` is called with the number of signals
+    so far; the rest is as of ``Coordinator``.
     """
 
     async def main() -> RunResult:

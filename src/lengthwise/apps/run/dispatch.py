@@ -5,53 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lengthwise.apps.launch.engine import Draft, FailedError, Fault
 from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial, State
 from lengthwise.apps.run.job import Job, RequestSpec
-from lengthwise.apps.run.task_state import (
-    LeasedTask,
-    LeaseSettler,
-    LedgerWriter,
-    ReplicaSlot,
-    SharedState,
-    dead,
-    done,
-    released,
-)
+from lengthwise.apps.run.task_state import LeasedTask, LeaseSettler, LedgerWriter, ReplicaSlot, SharedState, watched
 from lengthwise.schema.errors import InputError
 
 MIN_IMBALANCE = 8
 """Moving fewer requests than this between engines does not pay for the repeated prefill of their tokens."""
-APPLICATION = "identity"
-"""The fact that identifies the application of a ledger."""
+APPLICATION = "identity"  # the fact that identifies the application of a ledger
 _CRASH_SHOWS_S = 2.0
 _PAGE = 2_000
 _LATER_S = 1e-3
 
 
-@dataclass
-class Prepared:
-    """What came of leases.
+async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tuple[list[LeasedTask], list[Ending]]:
+    """Return the tasks of leases to send to engines, and the endings of those that need none.
 
-    Attributes:
-        tasks: To be sent to engines.
-        endings: Of tasks that need no engine: skipped, with a known output, or without a valid request.
-        known: How many of them have a known output.
+    The latter are skipped, have a known output, or no valid request.
     """
-
-    tasks: list[LeasedTask] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)
-    known: int = 0
-
-
-async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> Prepared:
-    """Build the requests of leases, in their order."""
     layout, ledger = job.layout, writer.ledger
     parents = sorted({place for lease in leases for place in layout.parents(lease.task).tolist()})
-    answers = await writer.call(lambda: ledger.outputs(parents)) if parents else {}
-    found = Prepared()
+    answers = await writer.call(ledger.outputs, parents) if parents else {}
+    tasks: list[LeasedTask] = []
+    endings: list[Ending] = []
     requests: list[tuple[Lease, RequestSpec]] = []
     for lease in leases:
         try:
@@ -59,26 +38,25 @@ async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> Pr
                 int(layout.task_of[lease.task]), lambda task: answers.get(int(layout.place_of[task]))
             )
         except InputError as error:
-            found.endings.append(dead(lease, str(error)))
+            endings.append(lease.ending(State.DEAD, error=str(error)))
             continue
         if request is None:
-            found.endings.append(Ending(lease.task, lease.fence, State.SKIPPED))
+            endings.append(lease.ending(State.SKIPPED))
         else:
             requests.append((lease, request))
     if not requests:
-        return found
+        return tasks, endings
     keys = [request.key for _, request in requests]
-    results = await writer.call(lambda: ledger.results(keys))
+    results = await writer.call(ledger.results, keys)
     unknown = [key for key in keys if key not in results]
-    partials = await writer.call(lambda: ledger.partials(unknown)) if unknown else {}
+    partials = await writer.call(ledger.partials, unknown) if unknown else {}
     for lease, request in requests:
         if (output := results.get(request.key)) is not None:
-            found.endings.append(done(lease, request.key, output))
-            found.known += 1
+            endings.append(lease.ending(State.DONE, key=request.key, output=output))
         else:
             draft = Draft.of(partials.get(request.key))
-            found.tasks.append(LeasedTask(lease, request.key, request.request, draft, saved=len(draft.output_ids)))
-    return found
+            tasks.append(LeasedTask(lease, request.key, request.request, draft, saved=len(draft.output_ids)))
+    return tasks, endings
 
 
 def imbalance(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, ReplicaSlot]]:
@@ -106,20 +84,16 @@ def imbalance(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, ReplicaSlo
 
 
 class ModelDispatcher:
-    """Leases and sends the tasks of one model.
+    """Leases and sends the tasks of one model to its engines that are ready (``slots``).
 
-    Attributes:
-        slots: Its engines that are ready.
-        pending: Leased tasks that no engine has room for.
-        tokens: Output tokens since the start.
-        reused: Tasks whose output was known.
+    ``pending`` are leased tasks that no engine has room for, ``tokens`` the output tokens since the start.
     """
 
     def __init__(self, model: int, shared: SharedState) -> None:
         self.model, self._shared, self._settler = model, shared, LeaseSettler(shared, self.wakeup)
         self.slots: list[ReplicaSlot] = []
         self.pending: deque[LeasedTask] = deque()
-        self.tokens = self.reused = 0
+        self.tokens = 0
         self._ledger_empty = self._leasing = False
         self._ready_s, self._ran_s = 0.0, 0.0
         self._wake = asyncio.Event()
@@ -128,9 +102,14 @@ class ModelDispatcher:
         self._balancing: asyncio.Task[None] | None = None
 
     @property
+    def active_tasks(self) -> list[LeasedTask]:
+        """Return the tasks of all engines."""
+        return [task for slot in self.slots for task in slot.active.values()]
+
+    @property
     def active(self) -> int:
         """Return the number of running requests."""
-        return sum(len(slot.active) for slot in self.slots)
+        return len(self.active_tasks)
 
     @property
     def is_idle(self) -> bool:
@@ -139,13 +118,11 @@ class ModelDispatcher:
 
     def open(self, slot: ReplicaSlot) -> None:
         """Add a slot whose engine is ready."""
-        loop = asyncio.get_running_loop()
         if not self.slots:
-            self._ready_s = loop.time()
+            self._ready_s = asyncio.get_running_loop().time()
         self.slots.append(slot)
         if self._lease_loop is None:
-            self._lease_loop = loop.create_task(self._lease_forever())
-            self._lease_loop.add_done_callback(self._raise_error)
+            self._lease_loop = watched(self._lease_forever(), self._shared.on_error)
         self.wakeup()
         self.fill()
 
@@ -190,26 +167,20 @@ class ModelDispatcher:
 
     async def save(self, tasks: list[LeasedTask] | None = None) -> None:
         """Save the outputs so far that have grown; None: of all active tasks."""
-        if tasks is None:
-            tasks = [task for slot in self.slots for task in slot.active.values()]
         grown: list[tuple[str, Partial]] = []
-        for task in tasks:
+        for task in self.active_tasks if tasks is None else tasks:
             partial = task.draft.partial() if len(task.draft.output_ids) > task.saved else None
             if partial is not None:
                 grown.append((task.key, partial))
                 task.saved = self._shared.saved_tokens[task.place] = len(partial.output_ids)
         if grown:
-            await self._shared.writer.call(lambda: self._shared.writer.ledger.save(grown))
+            await self._shared.writer.call(self._shared.writer.ledger.save, grown)
 
     def _remove(self, slots: list[ReplicaSlot]) -> None:
         had_slots = bool(self.slots)
         self.slots = [slot for slot in self.slots if slot not in slots]
         if had_slots and not self.slots:
             self._ran_s += asyncio.get_running_loop().time() - self._ready_s
-
-    def _raise_error(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._shared.on_error(error)
 
     async def _lease_forever(self) -> None:
         while True:
@@ -228,21 +199,19 @@ class ModelDispatcher:
 
     async def _lease(self, limit: int) -> None:
         shared, job = self._shared, self._shared.job
-        ledger, now_s = shared.writer.ledger, shared.now_s()
+        times = {"now_s": shared.now_s(), "lease_s": job.settings.lease_s}
         self._leasing = self._ledger_empty = True
         try:
-            leases = await shared.writer.call(
-                lambda: ledger.lease(self.model, limit, owner=job.owner, now_s=now_s, lease_s=job.settings.lease_s)
-            )
+            lease = shared.writer.ledger.lease
+            leases = await shared.writer.call(lease, self.model, limit, owner=job.owner, **times)
             if len(leases) == limit:
                 self._ledger_empty = False
-            found = await prepare(shared.writer, job, leases)
+            tasks, endings = await prepare(shared.writer, job, leases)
         finally:
             self._leasing = False
-        self.reused += found.known
-        for ending in found.endings:
+        for ending in endings:
             shared.writer.enqueue(ending)
-        for task in found.tasks:
+        for task in tasks:
             first = shared.in_flight.setdefault(task.key, task)
             if first is not task:
                 first.duplicates.append(task.lease)
@@ -254,7 +223,7 @@ class ModelDispatcher:
             shared.on_idle()
         self.fill()
         if self._ledger_empty and not self.pending and self._balancing is None and (moves := imbalance(self.slots)):
-            self._balancing = asyncio.get_running_loop().create_task(self._rebalance(moves))
+            self._balancing = watched(self._rebalance(moves), shared.on_error)
             self._balancing.add_done_callback(self._rebalanced)
 
     async def _rebalance(self, moves: list[tuple[LeasedTask, ReplicaSlot]]) -> None:
@@ -268,9 +237,8 @@ class ModelDispatcher:
                 self.pending.append(task)
         self.fill()
 
-    def _rebalanced(self, balancing: asyncio.Task[None]) -> None:
+    def _rebalanced(self, _: asyncio.Task[None]) -> None:
         self._balancing = None
-        self._raise_error(balancing)
 
     def fill(self) -> None:
         """Send pending tasks to the engines that have room."""
@@ -306,7 +274,7 @@ class ModelDispatcher:
             slot.failures, slot.progress_s = 0, asyncio.get_running_loop().time()
             output = generation.result()
             self.tokens += output.output_tokens - task.draft.retained
-            self._settler.succeeded(task, output)
+            self._settler.settle(task, State.DONE, key=task.key, output=output)
         elif isinstance(error, FailedError):
             self._on_failure(task, slot, error)
         else:
@@ -324,7 +292,7 @@ class ModelDispatcher:
             return
         slot.active.pop(task.place, None)
         if error.fault is Fault.REQUEST:
-            self._settler.dead(task, str(error))
+            self._settler.settle(task, State.DEAD, error=str(error))
         elif error.fault is Fault.BUSY:
             self._settler.engine_full(task, str(error), slot, error.retry_after_s)
         else:
@@ -354,7 +322,7 @@ class ModelDispatcher:
         await interrupt(tasks)
         tasks = [task for task in tasks if not task.is_answered]
         await self.save(tasks)
-        self._shared.suspects.crashed(task.place for task in tasks)
+        self._shared.suspects.update(task.place for task in tasks)
         for task in tasks:
             if len(tasks) == 1:
                 self._settler.attempted(task, error, slot)
@@ -372,7 +340,7 @@ async def interrupt(tasks: Sequence[LeasedTask]) -> None:
 
 def written_tokens(shared: SharedState, dispatchers: Sequence[ModelDispatcher]) -> dict[int, int]:
     """Return the tokens of unfinished outputs by place, interrupted ones included."""
-    active = (task for one in dispatchers for slot in one.slots for task in slot.active.values())
+    active = (task for one in dispatchers for task in one.active_tasks)
     return shared.saved_tokens | {task.place: task.draft.tokens for task in active if not task.is_answered}
 
 
@@ -398,9 +366,9 @@ async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], floa
     Tasks that need an engine are released for a moment after the time at which this function leases, so that it
     leases none of them twice.
     """
-    ledger, settings = writer.ledger, job.settings
+    ledger, lease_s = writer.ledger, job.settings.lease_s
     before = (await writer.call(ledger.metadata)).get(APPLICATION)
-    await writer.call(lambda: ledger.note({APPLICATION: job.identity}))
+    await writer.call(ledger.note, {APPLICATION: job.identity})
     if before is None or before == job.identity:
         return None
     at_s = now_s()
@@ -409,30 +377,22 @@ async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], floa
     while found_leases:
         found_leases = False
         for model in range(len(job.layout.tasks.models)):
-            leases = await writer.call(
-                lambda model=model: ledger.lease(  # type: ignore[misc]
-                    model, _PAGE, owner=job.owner, now_s=at_s, lease_s=settings.lease_s
-                )
-            )
+            leases = await writer.call(ledger.lease, model, _PAGE, owner=job.owner, now_s=at_s, lease_s=lease_s)
             found_leases = found_leases or bool(leases)
-            found = await prepare(writer, job, leases)
-            for ending in found.endings:
+            tasks, endings = await prepare(writer, job, leases)
+            for ending in endings:
                 if ending.state == State.DONE:
                     retained[job.layout.pairs[int(job.layout.tasks.call[ending.task])][0]] += 1
                 writer.enqueue(ending)
-            for task in found.tasks:
-                writer.enqueue(released(task.lease, None, not_before_s=at_s + _LATER_S))
+            for task in tasks:
+                writer.enqueue(task.lease.ending(State.READY, not_before_s=at_s + _LATER_S, counts=False))
             await writer.flush()
     await asyncio.sleep(2 * _LATER_S)
-    return await _reused(writer, job, retained)
+    return await resumed_results(writer, job, retained)
 
 
-async def resumed_results(writer: LedgerWriter, job: Job) -> Reused:
-    """Return what a resumed run has answered already."""
-    return await _reused(writer, job, None)
-
-
-async def _reused(writer: LedgerWriter, job: Job, retained: Counter[int] | None) -> Reused:
+async def resumed_results(writer: LedgerWriter, job: Job, retained: Counter[int] | None = None) -> Reused:
+    """Return what is answered already and what remains; ``retained``: by call, None: all that is answered."""
     finished: Counter[int] = Counter()
     requested: Counter[int] = Counter()
     for (pair, state), tasks in (await writer.call(writer.ledger.counts)).items():

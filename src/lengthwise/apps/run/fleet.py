@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lengthwise.apps.launch.engine import Engine, Launcher
 from lengthwise.apps.launch.local import KIND
 from lengthwise.apps.run.dispatch import ModelDispatcher
 from lengthwise.apps.run.job import Placer, Plans
-from lengthwise.apps.run.task_state import ReplicaSlot
+from lengthwise.apps.run.task_state import ReplicaSlot, watched
 from lengthwise.schema.app import ModelPlan, Placement, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -21,6 +22,7 @@ _PLANNED_FACTOR = 2.0
 """A start that takes less than this times its planned time is not reported as silent."""
 _MAX_STARTS = 3
 _Key = tuple[int, tuple[str, int, int], Replica]
+Found = TypeVar("Found")
 Report = Callable[[str, ModelPlan, Replica, str], None]
 """Receives every switch: "start", "wake", "sleep", "stop", "ready" or "died", with plan, GPUs and description."""
 
@@ -31,10 +33,8 @@ class Silent:
 
     Attributes:
         description: The engine; "": it has not been ready yet.
-        since_s: Time of its start or of its last progress, from the start of the run.
-        for_s: Seconds since then.
+        since_s: Time of its start or of its last progress, from the start of the run; ``for_s``: seconds since then.
         planned_s: Planned seconds until it is ready; 0: it was ready, or unknown.
-        starts: How often it was started.
         is_placed: Whether ``gpus`` are GPUs; else they are the engine's number among those of its model.
     """
 
@@ -65,34 +65,26 @@ def silent(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: 
     for slot in slots:
         if slot.restart is not None and not slot.restart.done():
             continue
-        engine = slot.engine
-        planned_s = placer.ready_s(slot.plan) if engine is None else 0.0
-        since_s = slot.started_s if engine is None else slot.last_progress_s(now_s)
-        if now_s - since_s > max(MIN_SILENCE_S, _PLANNED_FACTOR * planned_s):
-            found.append(
-                Silent(
-                    slot.plan.model,
-                    slot.gpus,
-                    "" if engine is None else engine.description,
-                    since_s - start_s,
-                    now_s - since_s,
-                    planned_s,
-                    slot.starts,
-                    slot.plan.gpu != KIND,
-                )
-            )
+        if slot.engine is None:
+            description, since_s, planned_s = "", slot.started_s, placer.ready_s(slot.plan)
+        else:
+            description, since_s, planned_s = slot.engine.description, slot.last_progress_s(now_s), 0.0
+        plan, for_s, is_placed = slot.plan, now_s - since_s, slot.plan.gpu != KIND
+        if for_s > max(MIN_SILENCE_S, _PLANNED_FACTOR * planned_s):
+            times = since_s - start_s, for_s, planned_s
+            found.append(Silent(plan.model, slot.gpus, description, *times, slot.starts, is_placed))
     return tuple(found)
 
 
-class Fleet:
-    """All engines of a run.
+def _by_model(pairs: Iterable[tuple[int, Found]]) -> dict[int, tuple[Found, ...]]:
+    found: dict[int, tuple[Found, ...]] = {}
+    for model, one in pairs:
+        found[model] = (*found.get(model, ()), one)
+    return found
 
-    Args:
-        launcher: Starts and stops engines.
-        dispatchers: By model.
-        on_error: Called with the error of an engine that does not start.
-        report: Called with every switch.
-    """
+
+class Fleet:
+    """All engines of a run; ``dispatchers`` by model, ``on_error`` gets the error of an engine that does not start."""
 
     def __init__(
         self,
@@ -111,27 +103,16 @@ class Fleet:
     @property
     def placement(self) -> Placement:
         """Return the GPUs of all engines, those that are starting included."""
-        found: Placement = {}
-        for slot in self.slots:
-            found[slot.plan.model] = (*found.get(slot.plan.model, ()), slot.gpus)
-        return found
+        return _by_model((slot.plan.model, slot.gpus) for slot in self.slots)
 
     def in_sleep(self, plans: Plans) -> Placement:
         """Return the GPUs of sleeping engines of exactly these plans."""
         shapes = {(plan.model, plan.shape) for plan in plans}
-        found: Placement = {}
-        for model, shape, gpus in sorted(self._asleep):
-            if (model, shape) in shapes:
-                found[model] = (*found.get(model, ()), gpus)
-        return found
+        return _by_model((model, gpus) for model, shape, gpus in sorted(self._asleep) if (model, shape) in shapes)
 
-    def descriptions(self) -> dict[int, set[str]]:
+    def descriptions(self) -> dict[int, tuple[str, ...]]:
         """Return the descriptions of ready engines by model."""
-        found: dict[int, set[str]] = {}
-        for slot in self.slots:
-            if slot.engine is not None:
-                found.setdefault(slot.plan.model, set()).add(slot.engine.description)
-        return found
+        return _by_model((slot.plan.model, slot.engine.description) for slot in self.slots if slot.engine is not None)
 
     async def switch(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
         """Switch to these plans; replicas that stay are not interrupted, and new ones start in the background."""
@@ -148,20 +129,12 @@ class Fleet:
         for model in sorted({slot.plan.model for slot in leave}):
             await self._dispatchers[model].close([slot for slot in leave if slot.plan.model == model])
         for slot in leave:
-            leaving = asyncio.get_running_loop().create_task(self._leave(slot))
+            leaving = watched(self._leave(slot), self._on_error)
             self._leaving[leaving] = slot.gpus
-            leaving.add_done_callback(self._left)
+            leaving.add_done_callback(self._leaving.pop)
         for (_, _, gpus), plan in new.items():
             self.slots.append(slot := ReplicaSlot(plan, gpus))
             self._start(slot)
-
-    def _left(self, leaving: asyncio.Task[None]) -> None:
-        del self._leaving[leaving]
-        self._raise_error(leaving)
-
-    def _raise_error(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_error(error)
 
     async def _leave(self, slot: ReplicaSlot) -> None:
         """Free the GPUs of a slot."""
@@ -180,8 +153,7 @@ class Fleet:
             await self._launcher.stop(engine)
 
     def _start(self, slot: ReplicaSlot) -> None:
-        slot.startup = asyncio.get_running_loop().create_task(self._open(slot))
-        slot.startup.add_done_callback(self._raise_error)
+        slot.startup = watched(self._open(slot), self._on_error)
 
     async def _open(self, slot: ReplicaSlot) -> None:
         """Make an engine ready, once the engines that leave its GPUs are gone."""
@@ -228,10 +200,9 @@ class Fleet:
         """Restart the engine of a slot; its tasks are released."""
         if slot in self.slots and slot.engine is not None:
             engine, slot.engine = slot.engine, None
-            slot.restart = asyncio.get_running_loop().create_task(self._restart(slot, engine, died=died))
+            slot.restart = watched(self._restart(slot, engine, died=died), self._on_error)
             self._restarting.add(slot.restart)
             slot.restart.add_done_callback(self._restarting.discard)
-            slot.restart.add_done_callback(self._raise_error)
 
     async def _restart(self, slot: ReplicaSlot, engine: Engine, *, died: bool) -> None:
         dispatcher = self._dispatchers[slot.plan.model]

@@ -13,24 +13,19 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.apps import placement
 from lengthwise.apps.launch.engine import COMPLETIONS, Ask
-from lengthwise.apps.ledger.contracts import Ledger, Output, State
-from lengthwise.schema.app import AppPlan, AppStage, Cluster, ModelPlan, Placement, TaskDraw, Tasks
+from lengthwise.apps.ledger.contracts import Output, State
+from lengthwise.apps.ledger.table_ledger import Ledger
+from lengthwise.schema.app import AppPlan, AppStage, Cluster, Floats, Ints, ModelPlan, Placement, TaskDraw, Tasks
 from lengthwise.schema.errors import InputError, InternalError
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Plans = tuple[ModelPlan, ...]
 
-OWNER = "owner:"
-"""Prefix of the facts that name the running coordinators."""
-ENGINES = "engines:"
-"""Prefix of the facts that list the engines of a coordinator."""
-SLACK = (0.9, 1.1)
-"""A run is as planned within these factors of the plan's range."""
+OWNER = "owner:"  # prefix of the facts that name the running coordinators
+ENGINES = "engines:"  # prefix of the facts that list the engines of a coordinator
+SLACK = (0.9, 1.1)  # a run is as planned within these factors of the plan's range
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -38,11 +33,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Layout:
     """Tasks by their place in the ledger, which leases low places first.
 
-    Attributes:
-        tasks: By place; their ``call`` is an index of ``pairs``, so that the ledger counts by call and model.
-        pairs: (call, model) by index.
-        task_of: [n] the application's task at a place.
-        place_of: [n] the place of a task.
+    Their ``call`` is an index of ``pairs`` of call and model, so that the ledger counts by both. ``task_of`` [n] is the
+    application's task at a place, and ``place_of`` [n] the place of a task.
     """
 
     tasks: Tasks
@@ -57,11 +49,7 @@ class Layout:
 
 
 def lay(tasks: Tasks, expected_tokens: Floats) -> Layout:
-    """Order tasks by the longest chain of expected tokens that starts with them: long chains must not start last.
-
-    Raises:
-        InputError: There is not one expected length for each task.
-    """
+    """Order tasks by the longest chain of expected tokens that starts with them: long chains must not start last."""
     if len(expected_tokens) != len(tasks):
         raise InputError(
             f"there must be an expected length for each task ({len(tasks)}); there are {len(expected_tokens)}"
@@ -88,15 +76,11 @@ def lay(tasks: Tasks, expected_tokens: Floats) -> Layout:
 
 def chains(tasks: Tasks, tokens: Floats) -> Floats:
     """Return [n] the tokens of the longest chain of tasks that starts with each."""
+    from lengthwise.apps.plan.draws import depths
+
     longest = tokens.astype(np.float64).copy()
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
-    depth = np.zeros(len(tasks), np.int64)
-    while len(child):
-        deeper = depth.copy()
-        np.maximum.at(deeper, child, depth[tasks.parent] + 1)
-        if (deeper == depth).all():
-            break
-        depth = deeper
+    depth = depths(child, tasks.parent, len(tasks))
     # From the deepest generation up, so that the chains of all children of a task are known before its own.
     order = np.argsort(-depth[child], kind="stable")
     bounds = [*np.flatnonzero(np.diff(depth[child][order], prepend=-1)).tolist(), len(order)]
@@ -132,12 +116,7 @@ class Decider(Protocol):
     """Builds the request of a task, once its parents have finished."""
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
-        """Return the request; None: the task is skipped.
-
-        Raises:
-            InputError: There is no valid request; the task is dead then.
-        """
-        ...
+        """Return the request; None: the task is skipped. Raise InputError if there is none: the task is dead then."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +124,6 @@ class RunPlan:
     """A plan as a run follows it.
 
     Attributes:
-        stages: Plans of each stage.
         reserve: Plans of models that are in no stage.
         ends_s: Planned end of each stage, from the start; () if unknown.
         slack: A stage is as planned if it ends within these factors of its planned end.
@@ -157,22 +135,6 @@ class RunPlan:
     ends_s: tuple[float, ...] = ()
     slack: tuple[float, float] = (0.8, 1.25)
     ready_s: float = 0.0
-
-
-class Placer(Protocol):
-    """Places replicas on GPUs."""
-
-    def fits(self, plans: Plans) -> bool:
-        """Return whether plans fit beside one another."""
-        ...
-
-    def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
-        """Return the GPUs of each replica; ``in_sleep``: those of the same plans that can be woken."""
-        ...
-
-    def ready_s(self, plan: ModelPlan) -> float:
-        """Return the planned seconds from the start of a replica until it is ready; 0: unknown."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -214,10 +176,7 @@ class PlanDeviation:
     """The state of a run that may have left its plan.
 
     Attributes:
-        at_s: Since the start.
         planned_s: Planned end of the stage.
-        finished: Models without tasks left.
-        done: Finished tasks by model.
         is_late: Whether its clock has left the plan's interval; else its lengths are to be checked.
         completed: (place, state, prompt tokens, output tokens) of finished tasks.
         written: Tokens of unfinished outputs, by place.
@@ -226,8 +185,6 @@ class PlanDeviation:
     at_s: float
     stage: int
     planned_s: float
-    finished: Sequence[int]
-    done: Sequence[int]
     running: Plans
     is_late: bool = True
     completed: Sequence[tuple[int, State, int, int]] = ()
@@ -244,17 +201,16 @@ class RevisedPlan:
     description: str
 
 
-Replan = Callable[[PlanDeviation], "RunPlan | RevisedPlan | None"]
+Replan = Callable[[PlanDeviation], RevisedPlan | None]
 """Returns the plan to follow once a run has left its plan; None: as before."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run.
+    """A run of an application and its inputs (``identity``).
 
     Attributes:
         expected_tokens: [n] output tokens by place.
-        identity: Identifies the application and its inputs.
         owner: Identifies this coordinator, also among dead ones.
         replan: None: the plan is never revised.
         seek: Waits for the plan that is still searched for when engines start; None: ``run_plan`` is final.
@@ -301,11 +257,6 @@ def enter(ledger: Ledger, job: Job, now_s: float) -> bool:
     ledger.note({OWNER + job.owner: "runs", **dict.fromkeys([*cleared, "cancel"], "")})
     ledger.expire(now_s=now_s)
     return resumed
-
-
-def leave(ledger: Ledger, owner: str) -> None:
-    """Remove a coordinator and its engines from the ledger's facts."""
-    ledger.note({OWNER + owner: "", ENGINES + owner: ""})
 
 
 def alive(ledger: Ledger) -> list[str]:
@@ -417,7 +368,7 @@ class ClusterPlacer:
         return placement.fits(plans, self.cluster)
 
     def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
-        """Return the GPUs of each replica."""
+        """Return the GPUs of each replica; ``in_sleep``: those of the same plans that can be woken."""
         asleep = {(plan.model, plan.shape): in_sleep[plan.model] for plan in plans if plan.model in in_sleep}
         found = placement.place(plans, before, self.cluster, self.seconds, running=running, in_sleep=asleep)
         if found is None:
@@ -425,7 +376,7 @@ class ClusterPlacer:
         return found
 
     def ready_s(self, plan: ModelPlan) -> float:
-        """Return the planned seconds of a start."""
+        """Return the planned seconds from the start of a replica until it is ready."""
         return self.seconds(plan, "start")
 
 
@@ -433,7 +384,7 @@ class ClusterPlacer:
 class StaticPlacer:
     """Numbers the engines of each model, which run already, instead of placing them."""
 
-    def fits(self, plans: Plans) -> bool:  # noqa: ARG002 - the protocol's
+    def fits(self, plans: Plans) -> bool:  # noqa: ARG002 - as of ``ClusterPlacer``
         """Return True."""
         return True
 
@@ -444,6 +395,9 @@ class StaticPlacer:
     def ready_s(self, plan: ModelPlan) -> float:  # noqa: ARG002 - the protocol's
         """Return 0: unknown."""
         return 0.0
+
+
+Placer = ClusterPlacer | StaticPlacer
 
 
 @dataclass(frozen=True)

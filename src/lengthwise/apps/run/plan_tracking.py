@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from lengthwise.apps.ledger.contracts import FINISHED, State
 from lengthwise.apps.placement import Now, next_plans
-from lengthwise.apps.run.job import Job, Layout, PlanDeviation, Plans, RevisedPlan, RunPlan
+from lengthwise.apps.run.job import Job, Layout, PlanDeviation, Plans, Replan, RunPlan
 from lengthwise.apps.run.task_state import LedgerWriter
 from lengthwise.schema.app import Placement
 from lengthwise.schema.errors import InternalError, LengthwiseError
 
 MAX_CHECKS = 24
 """How often lengths are checked at most, each time after a twelfth of the planned time."""
-SEARCHES_PER_REPLAN = 3
-"""So many searches at most for each new plan that is allowed."""
+SEARCHES_PER_REPLAN = 3  # so many searches at most for each new plan that is allowed
 _CHECK_SHARE = 1 / 12
 _MIN_CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
 class Status:
-    """Tasks by model.
-
-    Attributes:
-        total: [models] all tasks.
-        completed: [models] tasks that have finished.
-        available: [models] tasks that are ready or leased.
-        finished: Models without any task left.
-    """
+    """Tasks by model: all, finished ones, and ready or leased ones; and the models without any left."""
 
     total: tuple[int, ...]
     completed: tuple[int, ...]
@@ -58,69 +50,58 @@ class Status:
         return self.total == self.completed
 
 
-class ModelDependencies:
-    """Which models wait for the outputs of which."""
-
-    def __init__(self, layout: Layout) -> None:
-        tasks = layout.tasks
-        child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
-        pairs = np.unique(tasks.model[tasks.parent] * len(tasks.models) + tasks.model[child])
-        self._children: dict[int, set[int]] = {}
-        for pair in pairs.tolist():
-            parent, model = divmod(pair, len(tasks.models))
-            self._children.setdefault(parent, set()).add(model)
-
-    def blocked(self, status: Status, running: Collection[int]) -> frozenset[int]:
-        """Return the running models that have no work until a model finishes tasks that does not run."""
-        reached = {model for model in running if status.available[model]}
-        open_ = sorted(reached)
-        while open_:
-            for model in self._children.get(open_.pop(), ()):
-                if model in running and model not in reached:
-                    reached.add(model)
-                    open_.append(model)
-        return frozenset(m for m in running if m not in reached and m not in status.finished)
-
-
 class PlanTracker:
-    """Where in its plan a run is.
+    """Follows a plan, and searches for better ones while the run continues.
+
+    Args:
+        at_s: Returns the seconds since the start of the run.
+        written_tokens: Returns the tokens of unfinished outputs, by place.
+        placement: Returns the GPUs of all engines.
+        report: Called with "replan" or "keep" and the reason; there may be another plan to follow.
 
     Attributes:
-        run_plan: The plan that is followed.
-        from_s: Since when, from the start of the run.
+        run_plan: The plan that is followed since ``from_s``, from the start of the run.
         now: The stage, and the plans that run.
         blocked: Running models that wait for one that does not run.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._dependencies = job, ModelDependencies(job.layout)
-        self.run_plan: RunPlan = job.run_plan
-        self.from_s = 0.0
-        self.now = Now(-1, ())
+    def __init__(
+        self,
+        job: Job,
+        writer: LedgerWriter,
+        at_s: Callable[[], float],
+        written_tokens: Callable[[], Mapping[int, int]],
+        placement: Callable[[], Placement],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._job, self._writer, self._at_s, self._report = job, writer, at_s, report
+        self._written_tokens, self._placement = written_tokens, placement
+        tasks = job.layout.tasks
+        child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
+        pairs = np.unique(tasks.model[tasks.parent] * len(tasks.models) + tasks.model[child])
+        self._waits = {divmod(pair, len(tasks.models)) for pair in pairs.tolist()}
         self.blocked: frozenset[int] = frozenset()
         self._last: tuple[frozenset[int], frozenset[int]] | None = None
         self._deviated_stage = -1
+        self._is_searching = False
+        self._checks = self._replans = self._searches = 0
+        self._next_check_s: float | None = None
+        self.run_plan, self.from_s, self.now = job.run_plan, 0.0, Now(-1, ())
 
     def step(self, status: Status) -> Plans | None:
         """Return the plans to run from now on; None: as before.
 
-        Raises:
-            InternalError: The running models have no work, and the plan starts no other.
+        Raise InternalError if the running models have no work, and the plan starts no other.
         """
         running = {plan.model for plan in self.now.plans}
-        self.blocked = self._dependencies.blocked(status, running)
+        self.blocked = self._blocked(status, running)
         before, last = self.now, (status.finished, self.blocked)
         if last == self._last:
             return None
         self._last = last
+        stages, reserve, fits = self.run_plan.stages, self.run_plan.reserve, self._job.placer.fits
         self.now = next_plans(
-            self.run_plan.stages,
-            self.now.stage,
-            self.now.plans,
-            status.finished,
-            self._job.placer.fits,
-            reserve=self.run_plan.reserve,
-            starved=self.blocked,
+            stages, before.stage, before.plans, status.finished, fits, reserve=reserve, starved=self.blocked
         )
         if before == self.now and running and running == self.blocked | (running & status.finished):
             raise InternalError(f"models {sorted(running)} wait for others, and the plan starts none of them")
@@ -129,26 +110,26 @@ class PlanTracker:
             raise InternalError(f"models {left} are left, and the plan has none for them")
         return self.now.plans
 
-    def deviation(self, status: Status, at_s: float, *, always: bool = False) -> PlanDeviation | None:
-        """Return the state of the run if the stage before ended too early or this one is late, once for each stage.
+    def _blocked(self, status: Status, running: Collection[int]) -> frozenset[int]:
+        """Return the running models that have no work until a model finishes tasks that does not run."""
+        reached: set[int] = set()
+        new = {model for model in running if status.available[model]}
+        while new:
+            reached |= new
+            new = {child for parent, child in self._waits if parent in new and child in running} - reached
+        return frozenset(set(running) - reached - status.finished)
 
-        ``always``: return it in any case, to check the lengths.
-        """
-        ends_s, stage, at_s = self.run_plan.ends_s, self.now.stage, at_s - self.from_s
-        if always:
-            stage = max(0, stage)
-            planned_s = ends_s[min(stage, len(ends_s) - 1)] if ends_s else 0.0
-        else:
-            if not 0 <= stage < len(ends_s) or self._deviated_stage >= stage:
-                return None
-            early, late = self.run_plan.slack
-            started_early = stage > 0 and at_s < ends_s[stage - 1] * early
-            if not started_early and at_s <= ends_s[stage] * late:
-                return None
-            self._deviated_stage = stage
-            planned_s = ends_s[stage - 1] if started_early else ends_s[stage]
-        finished = sorted(status.finished)
-        return PlanDeviation(at_s, stage, planned_s, finished, status.completed, self.now.plans, is_late=not always)
+    def _deviation(self, at_s: float) -> PlanDeviation | None:
+        """Return the state of the run if the stage before ended too early or this one is late, once for each stage."""
+        ends_s, stage, (early, late) = self.run_plan.ends_s, self.now.stage, self.run_plan.slack
+        at_s -= self.from_s
+        if not 0 <= stage < len(ends_s) or self._deviated_stage >= stage:
+            return None
+        started_early = stage > 0 and at_s < ends_s[stage - 1] * early
+        if not started_early and at_s <= ends_s[stage] * late:
+            return None
+        self._deviated_stage = stage
+        return PlanDeviation(at_s, stage, ends_s[stage - 1] if started_early else ends_s[stage], self.now.plans)
 
     @property
     def planned_s(self) -> float:
@@ -168,102 +149,64 @@ class PlanTracker:
 
     def follow(self, run_plan: RunPlan, at_s: float) -> None:
         """Follow another plan from its first stage on; replicas that are in that stage are not interrupted."""
-        self.run_plan, self._last, self._deviated_stage, self.from_s = run_plan, None, -1, at_s
-        self.now = Now(-1, self.now.plans)
+        self.run_plan, self.from_s, self.now = run_plan, at_s, Now(-1, self.now.plans)
+        self._last, self._deviated_stage = None, -1
 
-
-class PlanMonitor:
-    """Searches for better plans while the run continues.
-
-    Args:
-        job: The run.
-        writer: Of its ledger.
-        written_tokens: Returns the tokens of unfinished outputs, by place.
-        placement: Returns the GPUs of all engines.
-        report: Called with "replan" or "keep" and the reason; there may be another plan to follow.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        writer: LedgerWriter,
-        written_tokens: Callable[[], Mapping[int, int]],
-        placement: Callable[[], Placement],
-        report: Callable[[str, str], None],
-    ) -> None:
-        self._job, self._writer, self._report = job, writer, report
-        self._written_tokens, self._placement = written_tokens, placement
-        self._search: asyncio.Task[None] | None = None
-        self._checks = self._replans = self._searches = 0
-        self._next_check_s: float | None = None
-
-    def seek(self, tracker: PlanTracker, at_s: Callable[[], float]) -> asyncio.Task[None] | None:
-        """Start to wait for the plan that is still searched for; return None if there is no such search.
-
-        ``at_s`` returns seconds since the start of the run.
-        """
+    def seek(self) -> Coroutine[Any, Any, None] | None:
+        """Return the wait for the plan that is still searched for, to be started now; None: there is no such search."""
         if self._job.seek is None:
             return None
-        self._search = asyncio.get_running_loop().create_task(self._follow_sought(tracker, self._job.seek, at_s))
-        return self._search
+        self._is_searching = True
+        return self._follow_sought(self._job.seek)
 
-    async def _follow_sought(
-        self, tracker: PlanTracker, seek: Callable[[], RunPlan], at_s: Callable[[], float]
-    ) -> None:
+    async def _follow_sought(self, seek: Callable[[], RunPlan]) -> None:
         try:
             run_plan = await self._writer.background(seek)
         except LengthwiseError as error:
             self._report("keep", f"no other plan was found: {error}")
         else:
-            same_start = run_plan.stages[:1] == tracker.run_plan.stages[:1]
-            tracker.follow(run_plan, 0.0 if same_start else at_s())
+            same_start = run_plan.stages[:1] == self.run_plan.stages[:1]
+            self.follow(run_plan, 0.0 if same_start else self._at_s())
             if not same_start:
                 self._report("replan", "a better plan was found, which begins with other engines")
-        self._search = None
+        self._is_searching = False
 
-    def check(self, tracker: PlanTracker, status: Status, at_s: float) -> asyncio.Task[None] | None:
-        """Start a search for a better plan if there is reason to; return its task, whose errors must be handled."""
-        limit = self._job.settings.replans
-        if (
-            self._job.replan is None
-            or self._search is not None
-            or self._replans >= limit
-            or self._searches >= SEARCHES_PER_REPLAN * limit
-        ):
+    def check(self) -> Coroutine[Any, Any, None] | None:
+        """Return the search for a better plan, to be started now; None: there is no reason for one."""
+        limit, replan, at_s = self._job.settings.replans, self._job.replan, self._at_s()
+        is_spent = self._replans >= limit or self._searches >= SEARCHES_PER_REPLAN * limit
+        if replan is None or self._is_searching or is_spent:
             return None
-        deviation = tracker.deviation(status, at_s)
-        if deviation is None and tracker.end_s is not None and self._checks < MAX_CHECKS:
-            interval_s = max(_MIN_CHECK_INTERVAL_S, tracker.planned_s * _CHECK_SHARE)
+        deviation = self._deviation(at_s)
+        if deviation is None and self.end_s is not None and self._checks < MAX_CHECKS:
+            interval_s = max(_MIN_CHECK_INTERVAL_S, self.planned_s * _CHECK_SHARE)
             if self._next_check_s is None:
                 self._next_check_s = at_s + interval_s
             if at_s >= self._next_check_s:
                 self._checks, self._next_check_s = self._checks + 1, at_s + interval_s
-                deviation = tracker.deviation(status, at_s, always=True)
+                ends_s, stage = self.run_plan.ends_s, max(0, self.now.stage)
+                planned_s, plans = ends_s[min(stage, len(ends_s) - 1)], self.now.plans
+                deviation = PlanDeviation(at_s - self.from_s, stage, planned_s, plans, is_late=False)
         if deviation is None:
             return None
-        self._search = asyncio.get_running_loop().create_task(self._replan(tracker, deviation, at_s))
-        return self._search
+        self._is_searching = True
+        return self._replan(replan, deviation, at_s)
 
-    async def _replan(self, tracker: PlanTracker, deviation: PlanDeviation, at_s: float) -> None:
-        replan = self._job.replan
-        assert replan is not None
+    async def _replan(self, replan: Replan, deviation: PlanDeviation, at_s: float) -> None:
         found = None
         try:
             completed = await self._writer.call(self._writer.ledger.lengths)
-            complete = replace(
-                deviation, completed=completed, written=self._written_tokens(), placement=dict(self._placement())
-            )
+            written, placement = self._written_tokens(), dict(self._placement())
+            complete = replace(deviation, completed=completed, written=written, placement=placement)
             found = await self._writer.background(lambda: replan(complete))
         except LengthwiseError as error:
             # The run continues by the plan that it has, whatever happens to the search for another.
             self._report("keep", f"no other plan was found: {error}")
-        if isinstance(found, RunPlan):
-            found = RevisedPlan(found, True, f"stage {deviation.stage + 1}")
-        elif found is None and deviation.is_late:
+        if found is None and deviation.is_late:
             self._report("keep", f"stage {deviation.stage + 1}")
         if found is not None:
             self._searches += 1
             self._replans += found.is_new
-            tracker.follow(found.run_plan, at_s)
+            self.follow(found.run_plan, at_s)
             self._report("replan" if found.is_new else "keep", found.description)
-        self._search = None
+        self._is_searching = False

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.apps.ledger.contracts import FINISHED, Ledger, State
+from lengthwise.apps.ledger.contracts import FINISHED, State
+from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.apps.run.dispatch import Reused
 from lengthwise.apps.run.fleet import Silent, silent
 from lengthwise.apps.run.job import ENGINES, Layout, alive
@@ -22,10 +24,8 @@ if TYPE_CHECKING:
     from lengthwise.apps.run.plan_tracking import PlanTracker
     from lengthwise.apps.run.task_state import ReplicaSlot
 
-SHAPE = "shape"
-"""The fact that holds the names of the calls and models behind the ledger's numbers."""
-Counts = Mapping[tuple[int, int, State], int]
-"""Tasks by call, model and state."""
+SHAPE = "shape"  # the fact that holds the names of the calls and models behind the ledger's numbers
+Counts = Mapping[tuple[int, int, State], int]  # tasks by call, model and state
 
 
 @dataclass
@@ -33,8 +33,7 @@ class ModelStatus:
     """One model, as a ledger has it.
 
     Attributes:
-        tasks: By state, in lower case.
-        calls: The same for each call.
+        tasks: By state, in lower case; ``calls``: the same for each call.
         tokens: Output tokens of the recorded outputs.
         tries: Finished attempts, with or without an output.
         engines: Engine, version and address of its running engines.
@@ -64,9 +63,9 @@ def shape_of(layout: Layout) -> str:
     return json.dumps({"calls": tasks.calls, "models": tasks.models, "pairs": layout.pairs})
 
 
-def engines_of(names: tuple[str, ...], descriptions: Mapping[int, set[str]]) -> str:
+def engines_of(names: tuple[str, ...], descriptions: Mapping[int, Collection[str]]) -> str:
     """Return the engines of a coordinator, as a ledger stores them; "" without any."""
-    engines = {names[model]: sorted(some) for model, some in sorted(descriptions.items())}
+    engines = {names[model]: sorted(set(some)) for model, some in sorted(descriptions.items())}
     return json.dumps(engines) if engines else ""
 
 
@@ -94,14 +93,9 @@ def status_of(ledger: Ledger) -> tuple[ModelStatus, ...]:
 
 @dataclass(frozen=True)
 class Event:
-    """A switch of an engine or of the plan.
+    """A switch of an engine or of the plan, with the engine or the reason; ``model`` -1: none.
 
-    Attributes:
-        at_s: Since the start.
-        what: "start", "wake", "ready", "sleep", "stop", "died", "replan" or "keep".
-        model: By number; -1: none.
-        gpus: Of the replica.
-        description: The engine, or the reason.
+    ``what`` is "start", "wake", "ready", "sleep", "stop", "died", "replan" or "keep".
     """
 
     at_s: float
@@ -117,12 +111,9 @@ class ModelProgress:
 
     Attributes:
         state: "runs", "starts", "waits" (for a later stage) or "finished".
-        total: Its tasks.
-        states: Tasks by state.
+        total: Its tasks; ``states``: by state.
         active: Running requests.
-        tokens: Output tokens since the start of the run.
-        tokens_per_s: Over the time with a ready engine.
-        gpus: Of each replica.
+        tokens: Output tokens since the start of the run; ``tokens_per_s``: over the time with a ready engine.
         starts_s: Seconds since the longest start that is running began; None: no engine starts.
         stage: Stage of the plan in which it runs or will run, from 0; None: none.
         left_s: Seconds for its remaining tasks at its rate so far; None: unknown, or none are left.
@@ -149,12 +140,9 @@ class ModelProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run.
+    """The progress of a run ``at_s`` seconds since its start, in a stage (from 0) of so many.
 
     Attributes:
-        at_s: Seconds since the start.
-        stage: Of the plan, from 0.
-        stages: Number of stages.
         share: Share of the work that is done, by expected tokens.
         left_s: Seconds left with the lower and upper end of the plan's uncertainty; None: unknown.
         silent: Engines that should answer and do not.
@@ -175,11 +163,9 @@ class Clock:
 
     Attributes:
         start_s: Start of the run, on the loop's clock.
-        before: Share of the work that was done before the run, or before the plan that is followed now.
-        from_s: Since when that plan is followed.
+        before: Share of the work that was done before the run, or before the plan that is followed since ``from_s``.
         at_s: Seconds since the start.
-        moved_s: When the share last grew, since the start.
-        share: The share then.
+        moved_s: When the share last grew, since the start; ``share``: the share then.
         first_s: When an engine was first seen to be ready under that plan; None: none was yet.
     """
 
@@ -209,16 +195,9 @@ class Clock:
             planned_s = tracker.planned_s / (1.0 - self.before)
         at_s, run_plan = self.at_s - self.from_s, tracker.run_plan
         first_s = at_s if self.first_s is None else self.first_s - self.from_s
-        return time_left(
-            share,
-            at_s,
-            planned_s,
-            run_plan.slack,
-            before=self.before,
-            moved_s=max(0.0, self.moved_s - self.from_s),
-            first_s=first_s,
-            late_s=max(0.0, first_s - run_plan.ready_s),
-        )
+        moved_s, late_s = max(0.0, self.moved_s - self.from_s), max(0.0, first_s - run_plan.ready_s)
+        slack, before = run_plan.slack, self.before
+        return time_left(share, at_s, planned_s, slack, before=before, moved_s=moved_s, first_s=first_s, late_s=late_s)
 
 
 def progress_of(
@@ -239,11 +218,11 @@ def progress_of(
     clock.check(now_s, share, is_served=is_served)
     models = []
     for model, name in enumerate(job.layout.tasks.models):
-        states: dict[State, int] = {}
+        states: Counter[State] = Counter()
         left_tokens = 0.0
         for (call, model_of_call, state), tasks in counts.items():
             if model_of_call == model:
-                states[state] = states.get(state, 0) + tasks
+                states[state] += tasks
                 left_tokens += 0.0 if state in FINISHED else tasks * mean[call, model]
         is_finished = all(state in FINISHED for state, tasks in states.items() if tasks)
         own = [slot for slot in slots if slot.plan.model == model]
@@ -272,15 +251,10 @@ def progress_of(
                 left_s=left_tokens / rate if rate > 0 and not is_finished else None,
             )
         )
-    return Progress(
-        clock.at_s,
-        tracker.now.stage,
-        len(tracker.run_plan.stages),
-        tuple(models),
-        share,
-        clock.left(tracker, share, is_served=is_served),
-        silent(slots, job.placer, clock.start_s, now_s),
-    )
+    stage, stages = tracker.now.stage, len(tracker.run_plan.stages)
+    left_s = clock.left(tracker, share, is_served=is_served)
+    unresponsive = silent(slots, job.placer, clock.start_s, now_s)
+    return Progress(clock.at_s, stage, stages, tuple(models), share, left_s, unresponsive)
 
 
 def _mean_tokens(job: Job) -> dict[tuple[int, int], float]:
@@ -322,8 +296,7 @@ def time_left(
     before it counts as work only as far as the work is done.
 
     Args:
-        share: Share of the work that is done.
-        at_s: Since the start.
+        share: Share of the work that is done, ``at_s`` since the start.
         planned_s: When the plan ends, from the start; None: unknown.
         slack: Factors of the interval's ends.
         before: Share that was done before the start of a resumed run.
@@ -358,14 +331,10 @@ class RunResult:
 
     Attributes:
         how: "done", "stopped" (by a signal or the caller), "cancelled" (by another process) or "failed" (its engines).
-        counts: Tasks by call, model and state.
         seconds: Until all tasks had finished or it was stopped, on its clock, without the time to stop the engines.
         resumed: Whether it continued a run of the same application.
         reused: Outputs from before the application changed; None: it has not changed, or there are none.
-        engines: Descriptions of its engines by model.
-        events: Switches of engines and plans.
-        silent: Engines that should have answered at the end and did not.
-        error: Why its engines failed.
+        silent: Engines that should have answered at the end and did not; ``error``: why engines failed.
     """
 
     how: str

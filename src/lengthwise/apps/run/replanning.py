@@ -17,23 +17,18 @@ from lengthwise.apps.plan.evaluate import Simulated, play, stages_of
 from lengthwise.apps.plan.stages import Plans
 from lengthwise.apps.run.job import SLACK, PlanDeviation, RevisedPlan, RunPlan, ends_s
 from lengthwise.apps.run.plan_tracking import MAX_CHECKS
-from lengthwise.schema.app import TaskDraw, Tasks
+from lengthwise.schema.app import Floats, Ints, TaskDraw, Tasks
 
 if TYPE_CHECKING:
     from lengthwise.workload import Marginal
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 LEVELS = 4096
-PRIOR_ANSWERS = 20.0
-"""Weight of the planned length distribution, in observed outputs."""
+PRIOR_ANSWERS = 20.0  # weight of the planned length distribution, in observed outputs
 _RATIO_ANSWERS = 5.0
-UNKNOWN_TOKENS = 2**40
-"""Length of a model without a known distribution: beyond any limit."""
+UNKNOWN_TOKENS = 2**40  # length of a model without a known distribution: beyond any limit
 FALSE_ALARMS = 0.01
 """Upper bound of the share of runs with lengths as planned that are planned again because of their lengths."""
-MIN_CHANGE = 0.2
-"""Means that differ by less do not justify a new plan."""
+MIN_CHANGE = 0.2  # means that differ by less do not justify a new plan
 MIN_GAIN = 0.05
 """A new plan must shorten what is left by this share, and by more than the noise over draws."""
 _DRAWS = 4
@@ -41,12 +36,7 @@ _DRAWS = 4
 
 @dataclass(frozen=True, eq=False)
 class LengthDistribution:
-    """A distribution of output lengths.
-
-    Attributes:
-        values: [k] tokens, ascending.
-        survival: [k] probability of more tokens than each value; 0 at the last.
-    """
+    """A distribution of output lengths: [k] ascending tokens, and the probability of more tokens; 0 at the last."""
 
     values: Floats
     survival: Floats
@@ -80,11 +70,9 @@ class LengthDistribution:
 
 @dataclass(frozen=True, eq=False)
 class ObservedLengths:
-    """Output lengths of one model.
+    """Output lengths of one model: [n] tokens of outputs that ended by themselves.
 
-    Attributes:
-        completed: [n] tokens of outputs that ended by themselves.
-        censored: [m] tokens that the other outputs have at least: unfinished, or ended by their limit.
+    The other outputs, unfinished or ended by their limit, have at least so many as ``censored`` [m].
     """
 
     completed: Floats
@@ -235,11 +223,7 @@ class Replanner:
         tasks: Of the run, by place.
         lengths: Planned distributions by model; None: as long as the limits allow.
         longest: Context length of each model.
-        space: Plans of its models on the GPUs.
-        stages: That are followed.
-        reserve: Plans of models in none of them.
-        requested: Options of the planner.
-        seed: Of all draws.
+        stages: That are followed; ``reserve``: plans of models in none of them.
     """
 
     tasks: Tasks

@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -16,15 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.ledger import FILE, TableLedger, open_ledger
-from lengthwise.apps.ledger.contracts import Ledger, State
-from lengthwise.apps.run.job import Ints, Job, Layout
+from lengthwise.apps.inputs import write_lines
+from lengthwise.apps.ledger.contracts import State
+from lengthwise.apps.ledger.table_ledger import FILE, Ledger, open_ledger
+from lengthwise.apps.run.job import Job, Layout
 from lengthwise.apps.run.progress import RunResult
+from lengthwise.schema.app import Ints
 from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 
 OUTPUTS, PARQUET, DEAD, MANIFEST = "outputs.jsonl", "outputs.parquet", "dead.jsonl", "manifest.json"
-LOCK, LOGS = "run.lock", "logs"
+LOCK = "run.lock"
 FORMS = ("jsonl", "parquet")
 _PAGE = 5_000
 COLUMNS = {
@@ -54,15 +57,8 @@ def export(
     """Write the outputs, a line for each task, rows in the order of the inputs; each file is replaced atomically.
 
     Tasks of a row are in the application's order: by call, round and index. Skipped tasks have no line. The files do
-    not depend on when or in which order engines answered. Without dead tasks there is no file of them.
-
-    Args:
-        ledger: Of the run.
-        layout: Of its tasks.
-        folder: Created if absent.
-        ids: Returns a row's id from its number.
-        calls: Names of the calls to write; None: all.
-        forms: Of FORMS.
+    not depend on when or in which order engines answered. Without dead tasks there is no file of them. ``ids`` returns
+    a row's id from its number; ``calls`` names the calls to write (None: all); ``forms`` are of FORMS.
 
     Raises:
         UnknownNameError: There is no such call or form.
@@ -83,7 +79,7 @@ def export(
         chosen = np.array([tasks.calls[call] in calls for call, _ in layout.pairs])
         order = order[chosen[tasks.call[order]]]
     files: dict[str, str] = {}
-    answers = _write_lines(folder / OUTPUTS, _answers(ledger, layout, order, ids))
+    answers = write_lines(folder / OUTPUTS, _answers(ledger, layout, order, ids))
     if "parquet" in forms:
         write_whole(folder / PARQUET, lambda path: _write_parquet(folder / OUTPUTS, path))
         files[PARQUET] = sha256(folder / PARQUET)
@@ -91,7 +87,7 @@ def export(
         files[OUTPUTS] = sha256(folder / OUTPUTS)
     else:
         (folder / OUTPUTS).unlink()
-    dead = _write_lines(folder / DEAD, _dead(ledger, layout, order, ids))
+    dead = write_lines(folder / DEAD, _dead(ledger, layout, order, ids))
     if dead:
         files[DEAD] = sha256(folder / DEAD)
     else:
@@ -139,21 +135,6 @@ def _task_columns(layout: Layout, place: int, ids: Callable[[int], str]) -> dict
     }
 
 
-def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as JSON lines and return their number."""
-    lines = 0
-
-    def write(path: Path) -> None:
-        nonlocal lines
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                lines += 1
-
-    write_whole(path, write)
-    return lines
-
-
 def _write_parquet(lines: Path, path: Path) -> None:
     import polars as pl
 
@@ -168,17 +149,15 @@ def _write_parquet(lines: Path, path: Path) -> None:
 
 def recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
     """Return the written outputs and their tokens by model's name; empty without a file of outputs."""
-    answers: dict[str, int] = {}
-    tokens: dict[str, int] = {}
+    answers: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
     path = folder / OUTPUTS
     if path.is_file():
         with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                row = json.loads(line)
-                name = row["model"]
-                answers[name] = answers.get(name, 0) + 1
-                tokens[name] = tokens.get(name, 0) + row["output_tokens"]
-    return answers, tokens
+            for row in map(json.loads, lines):
+                answers[row["model"]] += 1
+                tokens[row["model"]] += row["output_tokens"]
+    return dict(answers), dict(tokens)
 
 
 def manifest(
@@ -215,12 +194,11 @@ def manifest(
 
 def counts(job: Job, completed: RunResult) -> dict[str, dict[str, int]]:
     """Return the tasks by call and state, with the sums of all calls under "all"."""
-    found: dict[str, dict[str, int]] = {"all": {}}
+    found: dict[str, dict[str, int]] = {"all": Counter()}
     for (call, _, state), tasks in sorted(completed.counts.items()):
         for name in (job.layout.tasks.calls[call], "all"):
-            states, key = found.setdefault(name, {}), State(state).name.lower()
-            states[key] = states.get(key, 0) + tasks
-    return found
+            found.setdefault(name, Counter())[State(state).name.lower()] += tasks
+    return {name: dict(states) for name, states in found.items()}
 
 
 def write_manifest(folder: Path, metadata: Mapping[str, Any]) -> None:
@@ -253,11 +231,6 @@ class RunFolder:
         return self.store or str(self.path / FILE)
 
     @property
-    def logs(self) -> Path:
-        """Return the folder of the engines' logs."""
-        return self.path / LOGS
-
-    @property
     def is_begun(self) -> bool:
         """Return whether the folder has a run."""
         return (self.path / LOCK).exists()
@@ -268,12 +241,10 @@ class RunFolder:
             raise InputError(f"{self.path} holds a run already: go on with it by --resume, or name another folder")
 
     @contextmanager
-    def taken(self, *, resume: bool) -> Iterator[TableLedger]:
+    def taken(self, *, resume: bool) -> Iterator[Ledger]:
         """Lock the folder for this process and yield its ledger; ``resume`` allows to continue an earlier run.
 
-        Raises:
-            InputError: The folder has a run that is not to be resumed, or another process runs in it.
-            OutputError: The folder cannot be written.
+        Raise InputError if it has a run that is not to be resumed, or another process runs in it.
         """
         self.require_free(resume=resume)
         try:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from lengthwise.apps.launch.engine import Ask, Draft, Engine
 from lengthwise.apps.launch.simulated import VirtualLoop
-from lengthwise.apps.ledger.contracts import Ending, Lease, Ledger, Output, State
+from lengthwise.apps.ledger.contracts import Ending, Lease, Output, State
+from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.apps.run.job import Job, Layout
 from lengthwise.schema.app import ModelPlan, Replica
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 BUSY_PER_ATTEMPT = 20
 """So many refusals of a full engine count as one attempt: an engine that stays full must not hold up a run forever."""
@@ -26,14 +29,24 @@ GROUP_S = 0.004
 _MAX_BATCH = 2_000
 
 
+def watched(work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], None]) -> asyncio.Task[None]:
+    """Start work in the background; ``on_error`` receives its error."""
+
+    def end(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            on_error(error)
+
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(end)
+    return task
+
+
 @dataclass(eq=False, slots=True)
 class LeasedTask:
-    """A leased task and its request.
+    """A leased task, its request, and the output so far (``draft``).
 
     Attributes:
-        key: Of the request; equal requests have equal keys.
-        draft: The output so far.
-        duplicates: Leases of tasks with the same key, which get the same output.
+        duplicates: Leases of tasks with an equal request (the same key), which get the same output.
         generation: The running request.
         saved: Tokens of the draft that are in the ledger.
     """
@@ -68,14 +81,12 @@ class ReplicaSlot:
     """The GPUs of one replica, and its engine once one is ready.
 
     Attributes:
-        engine: None while it starts.
         active: Running tasks by place.
         failures: Bad answers in a row.
-        startup: The running start.
-        started_s: When that start began, on the loop's clock.
+        startup: The running start, which began at ``started_s`` of the loop's clock.
         starts: Starts of the engine since it was last ready.
         progress_s: When the engine last wrote a token or answered, on the loop's clock.
-        written: Tokens that it had written by then of its active tasks.
+        written: Tokens that it had written by then.
         liveness_check: Running check of whether the engine died.
         restart: Running stop that a new start follows.
     """
@@ -113,63 +124,28 @@ class ReplicaSlot:
         return 0 if self.engine is None else self.engine.max_num_seqs + max(1, self.engine.max_num_seqs // 16)
 
 
-def done(lease: Lease, key: str, output: Output) -> Ending:
-    """Return the ending of an answered task."""
-    return Ending(lease.task, lease.fence, State.DONE, key=key, output=output)
-
-
-def dead(lease: Lease, error: str) -> Ending:
-    """Return the ending of a task that is not tried again."""
-    return Ending(lease.task, lease.fence, State.DEAD, error=error)
-
-
-def released(lease: Lease, error: str | None, *, not_before_s: float = 0.0, counts: bool = False) -> Ending:
-    """Return the ending of a task that may be leased again; ``counts``: it has used up an attempt."""
-    return Ending(lease.task, lease.fence, State.READY, error=error, not_before_s=not_before_s, counts=counts)
-
-
-class Suspects:
-    """Tasks that were active when an engine died: each of them may be the cause.
+class Suspects(Counter[int]):
+    """Places of tasks that were active when an engine died, with the number of times: each may be the cause.
 
     After each crash they run in groups of a quarter of the size, so that a request that kills engines is soon alone
     and takes few others along. An answered task is no longer suspect.
     """
 
-    def __init__(self) -> None:
-        self._crashes: Counter[int] = Counter()
-
-    def __bool__(self) -> bool:
-        return bool(self._crashes)
-
-    def __contains__(self, place: int) -> bool:
-        return place in self._crashes
-
     def group_size(self, place: int, max_num_seqs: int) -> int:
         """Return how many tasks may run at once with this one among them."""
-        return max(1, max_num_seqs >> 2 * self._crashes[place])
+        return max(1, max_num_seqs >> 2 * self[place])
 
     def may_join(self, place: int, others: Iterable[int], max_num_seqs: int) -> bool:
         """Return whether a task may run beside others on an engine."""
         group = list(others)
         return len(group) < min(self.group_size(one, max_num_seqs) for one in (place, *group))
 
-    def crashed(self, places: Iterable[int]) -> None:
-        """Record the tasks that were active on an engine that died."""
-        self._crashes.update(places)
-
-    def clear(self, place: int) -> None:
-        """Remove a task that was answered or is dead."""
-        self._crashes.pop(place, None)
-
 
 class LedgerWriter:
     """Runs all access to the ledger in one thread and in order; groups the endings of leases.
 
-    Args:
-        ledger: An open ledger.
-        layout: Its tasks.
-        linger_s: How long an ending that unblocks no task may wait for others.
-        on_release: Called with the models that may have new work.
+    An ending that unblocks no task waits up to ``linger_s`` for others; ``on_release`` gets the models that may have
+    new work.
     """
 
     def __init__(
@@ -184,11 +160,11 @@ class LedgerWriter:
         virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
         self._thread = None if virtual else ThreadPoolExecutor(1, "ledger")
 
-    async def call(self, work: Callable[[], Result]) -> Result:
+    async def call(self, work: Callable[Given, Result], *values: Given.args, **named: Given.kwargs) -> Result:
         """Run a function on the ledger's thread and return its result."""
         if self._thread is None:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return work(*values, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *values, **named))
 
     async def background(self, work: Callable[[], Result]) -> Result:
         """Run a long function that does not use the ledger, in a daemon thread: process exit does not wait for it."""
@@ -232,7 +208,7 @@ class LedgerWriter:
         async with self._writing:
             while self._queue:
                 batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]
-                await self.call(lambda batch=batch: self.ledger.finalize(batch))  # type: ignore[misc]
+                await self.call(self.ledger.finalize, batch)
                 # Models of tasks that can be leased again, and of tasks that waited for one of the batch.
                 models = {int(self._model[ending.task]) for ending in batch if ending.state == State.READY}
                 for ending in batch:
@@ -254,10 +230,8 @@ class SharedState:
     """What all dispatchers of a run share.
 
     Attributes:
-        now_s: The clock of leases.
         on_idle: Called when a dispatcher has no work left that it can do.
         on_engine_failure: Called with a slot whose engine must be restarted, and whether the engine died.
-        on_error: Called with an error that ends the run.
         in_flight: Leased tasks by key.
         busy_replies: How often an engine refused a task for lack of room, by place.
         avoided: The slot that gave a task a bad answer, by place.
@@ -278,29 +252,25 @@ class SharedState:
 
 
 class LeaseSettler:
-    """Ends the lease of a task and those of its duplicates.
-
-    Args:
-        shared: Of the run.
-        wakeup: Called when a task that had to wait may be leased again.
-    """
+    """Ends the leases of a task and its duplicates; ``wakeup``: called when a task that waited may be leased again."""
 
     def __init__(self, shared: SharedState, wakeup: Callable[[], None]) -> None:
         self._shared, self._wakeup = shared, wakeup
 
-    def succeeded(self, task: LeasedTask, output: Output) -> None:
-        """Record the output."""
-        self._settle(task, [done(lease, task.key, output) for lease in (task.lease, *task.duplicates)])
-
-    def dead(self, task: LeasedTask, error: str) -> None:
-        """Record that the task is not tried again."""
-        self._settle(task, [dead(lease, error) for lease in (task.lease, *task.duplicates)])
+    def settle(self, task: LeasedTask, state: State, **fields: Any) -> None:
+        """Record the output (DONE), or that the task is not tried again (DEAD); ``fields`` as of ``Ending``."""
+        shared = self._shared
+        shared.in_flight.pop(task.key, None)
+        for by_place in (shared.suspects, shared.busy_replies, shared.avoided, shared.saved_tokens):
+            by_place.pop(task.place, None)
+        for lease in (task.lease, *task.duplicates):
+            shared.writer.enqueue(lease.ending(state, **fields))
 
     def attempted(self, task: LeasedTask, error: str, slot: ReplicaSlot) -> None:
         """Schedule another attempt after a backoff, preferably on another engine; after the last one it is dead."""
         job, shared = self._shared.job, self._shared
         if task.lease.attempt >= job.settings.max_attempts:
-            self.dead(task, f"failed {task.lease.attempt} times; last error: {error}")
+            self.settle(task, State.DEAD, error=f"failed {task.lease.attempt} times; last error: {error}")
             return
         shared.avoided[task.place] = slot
         at_s = shared.now_s() + job.backoff_s(task.place, task.lease.attempt)
@@ -317,20 +287,12 @@ class LeaseSettler:
             self.release(task, error, not_before_s=self._shared.now_s() + wait_s)
 
     def release(self, task: LeasedTask, error: str | None, *, not_before_s: float = 0.0, counts: bool = False) -> None:
-        """Let the task be leased again from ``not_before_s`` on."""
+        """Let the task be leased again from ``not_before_s`` on; ``counts``: it has used up an attempt."""
         self._shared.in_flight.pop(task.key, None)
-        self._shared.writer.enqueue(released(task.lease, error, not_before_s=not_before_s, counts=counts))
+        enqueue, at = self._shared.writer.enqueue, {"not_before_s": not_before_s}
+        enqueue(task.lease.ending(State.READY, error=error, counts=counts, **at))
         for lease in task.duplicates:
-            self._shared.writer.enqueue(released(lease, None, not_before_s=not_before_s))
+            enqueue(lease.ending(State.READY, counts=False, **at))
         if not_before_s > 0.0:
             wait_s = max(0.0, not_before_s - self._shared.now_s()) + 0.01
             asyncio.get_running_loop().call_later(wait_s, self._wakeup)
-
-    def _settle(self, task: LeasedTask, endings: Sequence[Ending]) -> None:
-        shared = self._shared
-        shared.in_flight.pop(task.key, None)
-        shared.suspects.clear(task.place)
-        for by_place in (shared.busy_replies, shared.avoided, shared.saved_tokens):
-            by_place.pop(task.place, None)
-        for ending in endings:
-            shared.writer.enqueue(ending)
