@@ -12,10 +12,7 @@ from lengthwise.gateway.scheduling import Phase
 
 
 class Listener:
-    """Receives the events of every request; methods run on the event loop, must be quick, and never raise.
-
-    All times are on the gateway's clock. A subclass overrides the methods that it needs.
-    """
+    """Receives the events of every request; methods run on the event loop, must be quick, and never raise."""
 
     def on_arrival(self, request: Request) -> None:
         """A request with its first prediction is admitted to the queue."""

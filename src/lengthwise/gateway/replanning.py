@@ -178,16 +178,12 @@ _MAX_LENGTHS = 512  # lengths in one message to the process
 
 
 class PlanTracker(Listener):
-    """An async context manager: while it is entered, the schedule follows the lengths of requests.
+    """An async context manager: while it is entered, the schedule follows the lengths of requests, in order of arrival.
 
-    Lengths are observed in the order of arrival, each once all earlier requests have ended: in the order of finishing
-    the first would be the short ones. A very long request delays all later ones. Whatever happens to the replanner,
-    requests are served by the last schedule. ``paused`` leaves out later arrivals: a probe, not traffic.
-
-    Args:
-        apply: Applies a schedule from each engine's next phase on.
-        start_s: Longest time for the start of the process.
-        plan_s: Longest time for its answer, planning included.
+    A length is observed once all earlier requests have ended: in the order of finishing the first would be the short
+    ones. Whatever happens to the replanner, requests are served by the last schedule. ``paused`` leaves out later
+    arrivals. ``apply`` applies a schedule from each engine's next phase on; ``start_s`` bounds the start of the
+    process, ``plan_s`` its answers.
     """
 
     def __init__(

@@ -27,10 +27,7 @@ SIZES = tuple(accumulate(range(23), lambda size, _: max(size + 1, size * 5 // 4)
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """Hashes of a prompt's leading blocks of ``block_tokens`` tokens, one for each of SIZES.
-
-    Two prompts that agree up to the end of a block have equal keys up to there.
-    """
+    """Hashes of a prompt's leading blocks, one for each of SIZES: equal as long as two prompts agree."""
 
     keys: tuple[int, ...] = ()
     block_tokens: float = 0.0
@@ -43,8 +40,7 @@ class PrefixHasher:
     """Hashes prompt prefixes to 64 bits by keyed BLAKE2b; a key covers everything up to the end of its block.
 
     Keys stay in this process, and without the secret (at most 64 bytes; None draws one) no client can construct two
-    prompts that share one. An accidental collision only dispatches a request to a worker that computes it anew.
-    Hashing takes 25 to 70 us for 8,000 letters and about 1 ms for any prompt.
+    prompts that share one. Hashing takes 25 to 70 us for 8,000 letters and about 1 ms for any prompt.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -128,10 +124,7 @@ class ClientRequest:
         return self._fields
 
     def release(self, *, text: bool, others_bytes: int) -> None:
-        """Free the body, the fields and with ``text`` the text of a request that cannot restart.
-
-        ``others_bytes`` is the memory that others use for the request from now on.
-        """
+        """Free the body, the fields and with ``text`` the text, which only a restart needs; the rest stays in use."""
         self.body, self._fields = b"", None
         if text:
             self.prompt.text = ""

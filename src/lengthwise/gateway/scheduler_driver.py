@@ -35,8 +35,8 @@ class RequestFinishedError(Exception):
 class Ticket:
     """An admitted request: it waits, or is at a worker, or is finished.
 
-    ``worker`` is its worker's name at assignment, "" while it waits. ``preempted`` is set when the scheduler wants the
-    slot back: abort at the worker, then ``retry``. ``on_interrupt`` gets CUT or GONE when that must happen at once.
+    ``preempted`` is set when the scheduler wants the slot back: abort at the worker, then ``retry``. ``on_interrupt``
+    gets CUT or GONE when that must happen at once. ``worker`` is its worker's name at assignment, "" while it waits.
     """
 
     __slots__ = ("_driver", "_future", "finished", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")
@@ -150,10 +150,7 @@ class Ticket:
 
 
 class SchedulerDriver:
-    """Owns the scheduler: passes events to it and carries out its decisions, all on one event loop.
-
-    The scheduler decides once per iteration of the loop in which an event happened, and at the times that it names.
-    """
+    """Owns the scheduler: passes events to it and carries out its decisions, once per iteration of the event loop."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock = monotonic, listeners: Sequence[Listener] = ()) -> None:
         self.scheduler, self.clock, self.listeners = scheduler, clock, Listeners(listeners)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from operator import itemgetter
 
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Queue
 from lengthwise.gateway.core.ranking import Entry, TenantService
-from lengthwise.gateway.core.worker import Worker, without_avoided
+from lengthwise.gateway.core.worker import Worker, mean_tokens_per_s, without_avoided
 from lengthwise.gateway.core.worker_pool import WorkerPool
 
 _MAX_SESSIONS = 1 << 16
@@ -22,7 +23,7 @@ class Sessions:
     """The last worker of each session; the least recently used sessions are forgotten."""
 
     def __init__(self) -> None:
-        self._worker: OrderedDict[tuple[int, str], str] = OrderedDict()
+        self._worker: dict[tuple[int, str], str] = {}  # in order of last use
 
     def worker_of(self, entry: Entry) -> str:
         """Return the worker that may have cached the request's prompt; "" none."""
@@ -32,10 +33,10 @@ class Sessions:
         """Remember the worker of the request's session."""
         if entry.request.session:
             session = (entry.request.tenant, entry.request.session)
+            self._worker.pop(session, None)
             self._worker[session] = worker
-            self._worker.move_to_end(session)
             if len(self._worker) > _MAX_SESSIONS:
-                self._worker.popitem(last=False)
+                del self._worker[next(iter(self._worker))]
 
     def rename_worker(self, before: str, now: str) -> None:
         """Replace a worker's name."""
@@ -46,8 +47,7 @@ class DispatchPass:
     """One pass over the queue: a worker for each request in its turn.
 
     A request without a free worker reserves every worker that it could use: no later request gets one of these.
-    A worker that failed a request does not get it again while another worker of its model is up; an overdue request
-    takes any free worker. ``open`` lists the workers with free slots that are not reserved.
+    ``open`` lists the workers with free slots that are not reserved.
     """
 
     def __init__(
@@ -58,20 +58,15 @@ class DispatchPass:
         self._free = {worker.name: free for worker in up if (free := worker.free_slots(now_s)) > 0}
         self.open = [worker for worker in up if worker.name in self._free]
         self._serving: dict[str, list[Worker]] = {}
-        self._mean_tokens_per_s = 0.0
 
     def __contains__(self, model: object) -> bool:
         """Return whether no open worker serves the model: ``Queue.in_order`` skips such models."""
         return not any(model in worker.state.models for worker in self.open)
 
-    def tokens_per_s(self, worker: Worker) -> float:
-        """Return a worker's output rate, or the mean of the others where none was observed."""
-        if worker.throughput.tokens_per_s:
-            return worker.throughput.tokens_per_s
-        if not self._mean_tokens_per_s:
-            rates = [one.throughput.tokens_per_s for one in self._up if one.throughput.tokens_per_s]
-            self._mean_tokens_per_s = sum(rates) / len(rates) if rates else 1.0
-        return self._mean_tokens_per_s
+    @cached_property
+    def _usual_tokens_per_s(self) -> float:
+        """The output rate of a worker where none was observed."""
+        return mean_tokens_per_s(self._up) or 1.0
 
     def usable(self, entry: Entry) -> list[Worker]:
         """Return the workers that may run the request, free or not."""
@@ -92,7 +87,8 @@ class DispatchPass:
             return None
         if len(candidates) == 1:
             return candidates[0]
-        done_s = {one.name: (one.work + entry.work) / self.tokens_per_s(one) for one in candidates}
+        rates = {one.name: one.throughput.tokens_per_s or self._usual_tokens_per_s for one in candidates}
+        done_s = {one.name: (one.work + entry.work) / rates[one.name] for one in candidates}
         best = min(candidates, key=lambda one: (done_s[one.name], len(one.active), one.name))
         last, q = self._sessions.worker_of(entry), entry.request
         if not self._affinity or not (last or q.prefix.keys):
@@ -100,7 +96,7 @@ class DispatchPass:
 
         def saved_s(worker: Worker) -> float:
             tokens = q.prompt_tokens if worker.name == last else worker.prefix_cache.cached_tokens(q.prefix)
-            return self._affinity * tokens * worker.prefill_s(self.tokens_per_s(worker)) if tokens else 0.0
+            return self._affinity * tokens * worker.prefill_s(rates[worker.name]) if tokens else 0.0
 
         balanced = (done_s[best.name] - saved_s(best), -1, "", best)  # -1: balance wins ties
         costs = [(done_s[one.name] - saved_s(one), len(one.active), one.name, one) for one in candidates]
@@ -157,10 +153,13 @@ class Dispatcher:
         """Add requests that leave their bins; the requests of a bin should run at one worker."""
         self._batch_left.update(entry.batch for entry in batch)
 
-    def remove(self, entry: Entry) -> None:
-        """Forget a finished request; its batch does not wait for it."""
+    def leave_batch(self, entry: Entry) -> None:
+        """Note that a request of a batch is dispatched or finished, so that the batch does not wait for it."""
         if entry.batch and entry.admissions == 0:
-            self._leave_batch(entry)
+            self._batch_left[entry.batch] -= 1
+            if self._batch_left[entry.batch] == 0:
+                del self._batch_left[entry.batch]
+                self._batch_worker.pop(entry.batch, None)
 
     def dispatch(self, now_s: float) -> list[tuple[int, str]]:
         """Dispatch requests; return (request, worker) in the order of the queue."""
@@ -200,13 +199,7 @@ class Dispatcher:
         self._service.charge_dispatch(entry)
         if entry.batch and entry.admissions == 0:
             self._batch_worker[entry.batch] = worker.name
-            self._leave_batch(entry)
+            self.leave_batch(entry)
         entry.admissions += 1
         worker.dispatch(entry)
         self._sessions.dispatched(entry, worker.name)
-
-    def _leave_batch(self, entry: Entry) -> None:
-        self._batch_left[entry.batch] -= 1
-        if self._batch_left[entry.batch] == 0:
-            del self._batch_left[entry.batch]
-            self._batch_worker.pop(entry.batch, None)

@@ -1,21 +1,18 @@
 """Phases at one worker: new requests are prefilled, then all are decoded for N_D iterations (ExeGPT's RRA).
 
 When a phase is finished and requests wait, the next one begins with a prefill: it takes requests in the order of the
-queue until its batch is full or the first of them has streamed a token. No further request is dispatched until this
-phase is finished, too: until each new request has streamed the token that its prefill makes, and every request has
-streamed N_D tokens since the prefill began. An iteration is thus one more token of every request.
+queue until its batch is full or the first of them has streamed a token. The phase is finished once each new request has
+streamed the token of its prefill, and every request N_D tokens since the prefill began: an iteration is one more token
+of every request. Until then no further request is dispatched but those that have waited ``max_wait_s``.
 
-- An engine takes up a dispatched request some iterations late. These count, so that from one prefill to the next it has
-  N_D iterations, of which one may be shared with the prefill. A new request is level with the others at its first
-  token; at an empty worker it counts as many iterations as the last new requests needed until their first tokens.
-- Tokens of one iteration arrive one after the other, in any order: a token that arrives more than half an iteration
-  after the last iteration began belongs to the next.
-- A chunk of several tokens is as many iterations of its stream. Finished requests are not waited for.
-- No request holds a phase open for ever. Once the fastest stream is past N_D by ``slack`` iterations (two, and two of
-  its chunks) the phase is finished whichever stream stalls. A request without a token in a complete phase (evicted, or
-  not streamed) is not waited for until its next token. A worker without requests is at the end of its phase. A request
-  that has waited ``max_wait_s`` is dispatched within a phase. So every phase ends with a token or a finish of a running
-  request, and the relay ends requests that do not move.
+An engine takes up a dispatched request some iterations late, which count. A new request is level with the others at its
+first token; at an empty worker it counts as many iterations as the last new requests needed. Tokens of one iteration
+arrive in any order: a token that arrives more than half an iteration after the last iteration began belongs to the
+next. A chunk of several tokens is as many iterations of its stream.
+
+No request holds a phase open for ever. Once the fastest stream is past N_D by ``slack`` iterations the phase is
+finished whichever stream stalls. A request without a token in a complete phase (evicted, or not streamed) is not waited
+for until its next token, and a finished one not at all. A worker without requests is at the end of its phase.
 """
 
 from __future__ import annotations

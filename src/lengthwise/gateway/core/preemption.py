@@ -26,10 +26,9 @@ _TOTAL_GAIN_FACTOR = 3.0
 def expected_remaining(entry: Entry) -> float:
     """Return the predicted tokens still to come, also of a request that has passed its prediction.
 
-    Within a window ``remaining`` is counted down from the prediction at its beginning, to 1 where that is passed: a
-    stream that goes on beyond it is not about to end. From half of the prediction on, the posterior mean given the
-    tokens so far is used, computed once per prediction. Where only a number is known, a request that has passed it is
-    expected to grow by half (as beyond all quantiles of a distribution).
+    ``remaining`` is counted down from the prediction to 1, but a stream that has passed it is not about to end. From
+    half of the prediction on, the posterior mean given the tokens so far is used, computed once per prediction; where
+    only a number is known, a request that has passed it is expected to grow by half.
     """
     prediction, generated = entry.request.length_prediction, entry.request.generated_tokens
     if entry.remaining > (entry.predicted - prediction.at_tokens) / 2 or not generated:
@@ -48,8 +47,7 @@ def expected_remaining(entry: Entry) -> float:
 def slot_release_tokens(remaining: Iterable[float]) -> list[float]:
     """Return when slots become free, in tokens from now, given the expected remaining tokens of the running requests.
 
-    Remaining lengths are taken as independent exponentials with these means, the shortest finishing first: of four
-    with a mean of 100 the first finishes after 25, the second after 58.
+    Remaining lengths are taken as independent exponentials with these means, the shortest finishing first.
     """
     rates = list(accumulate(1 / tokens for tokens in sorted(remaining, reverse=True)))
     return list(accumulate(1 / rate for rate in reversed(rates)))
@@ -81,9 +79,8 @@ def saved_tokens(
 class PreemptionPass:
     """One pass over waiting requests: each has a slot coming, takes a running one's, or goes on waiting.
 
-    A request that goes on waiting reserves every worker that it could use, as in ``DispatchPass``: a slot that became
-    free there would be its own, so none is made there for later requests. Requests of other models go on.
-    ``candidates`` are (key, request) of preemptible requests, worst first; ``gain`` is the victim policy, in tokens.
+    A request that goes on waiting reserves every worker that it could use, as in ``DispatchPass``. ``candidates`` are
+    (key, request) of preemptible requests, worst first; ``gain`` is the victim policy, in tokens.
     """
 
     def __init__(
@@ -217,12 +214,9 @@ class Preemption:
     """Decides preemptions. A request is not preempted where its answer would change, too often, or once overdue.
 
     A preemption must pay for itself (``saved_tokens``): the first waiting request's gain (or a third of the gain of
-    all), against the slots that become free anyway, less the victim's wait, exceeds the recomputation over the whole
-    batch (``PreemptionCost``); and the victim policy agrees. For an overdue request the policy alone decides.
-
-    A preempted request that is dispatched again is protected for a window, and only strictly better keys preempt:
-    requests with equal keys never alternate. A request that proves nonpreemptible where it runs (``dropped``) is not
-    tried again until it is dispatched again, and blocks no other preemption.
+    all) exceeds the recomputation over the whole batch (``PreemptionCost``); and the victim policy agrees. For an
+    overdue request the policy alone decides. A preempted request that is dispatched again is protected for a window,
+    and only strictly better keys preempt, so that requests with equal keys never alternate.
     """
 
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:

@@ -3,15 +3,10 @@
 Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; then priority classes; then, with
 fairness, the tenant with the least service; then the rank's key; then arrival; then id.
 
-The bound. Let request w have waited ``max_wait_s`` (all its stays in the queue together) at time t. Every decision
-from t on begins with ``promote``, so w is among the overdue requests, which ``Queue.in_order`` yields first, by
-arrival. A request v that is not overdue comes after w, and ``DispatchPass`` gives no worker that w could use to a
-request after w while w waits. So from t on v is dispatched to no worker that w could use: only requests that are
-overdue themselves and arrived before w precede w. These are finitely many. Overdue requests are not preempted
-(``Preemption``), so each of them is dispatched once, unless its worker fails or reports a full queue. Each finish at a
-worker of w's model makes room, which goes to the first of them. Hence w waits at most ``max_wait_s`` plus the time in
-which these workers finish as many requests as precede w among the overdue, plus those in flight above their limits.
-The bound holds across priority classes and tenants, whatever is predicted: a class outside the bound could starve.
+The bound: once a request w is overdue, ``DispatchPass`` gives no worker that w could use to a request after w, so only
+overdue requests that arrived before w precede it: finitely many, none of which is preempted. Hence w waits at most
+``max_wait_s`` plus the time in which the workers of its model finish as many requests as precede it, plus those in
+flight above their limits. It holds across classes and tenants, whatever is predicted.
 """
 
 from __future__ import annotations
@@ -104,11 +99,7 @@ class Backlog:
 
 
 class Queue(Backlog):
-    """Waiting requests in order.
-
-    Adding and removing take O(log n) comparisons; keys that change with time are recomputed all at once by one
-    compiled loop, never inside a comparison.
-    """
+    """Waiting requests in order; adding and removing take O(log n) comparisons."""
 
     def __init__(
         self, ranker: Ranker, service: TenantService, *, max_wait_s: float = math.inf, fair: bool = False

@@ -90,9 +90,8 @@ _MIN_ROWS = 64
 class TenantService:
     """Service of tenants in weighted tokens (virtual token counter, Sheng et al. 2024).
 
-    A tenant is charged for the prompt and twice the predicted output at dispatch, and corrected to the generated
-    tokens when the request returns or finishes. A tenant that starts to wait is lifted to the least counter of the
-    waiting tenants, so that absence earns no credit.
+    A tenant is charged for the prompt and twice the predicted output at dispatch, corrected to the generated tokens
+    later. A tenant that starts to wait is lifted to the least counter of the waiting ones: absence earns no credit.
     """
 
     def __init__(self) -> None:
@@ -136,10 +135,7 @@ class TenantService:
 
 
 class Ranker:
-    """A rank policy with the columns of all live requests; NaN from a user's policy counts as the last place.
-
-    The columns grow by doubling; rows of finished requests are reused.
-    """
+    """A rank policy with the columns of all live requests; NaN from a user's policy counts as the last place."""
 
     def __init__(self, rank: Policy, service: TenantService) -> None:
         self.rank, self._service = rank, service

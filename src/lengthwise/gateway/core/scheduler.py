@@ -96,8 +96,8 @@ class Scheduler:
     """Orders requests, dispatches them to workers, and preempts.
 
     Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. Each event takes O(log n)
-    comparisons of waiting requests; ``schedule`` without anything to do takes O(1). The same events at the same times
-    give the same decisions. ``observe`` acts as mode "observe": dispatch at once, up to a worker's fixed limit.
+    comparisons of waiting requests, ``schedule`` without anything to do O(1). The same events at the same times give
+    the same decisions. ``observe`` acts as mode "observe": dispatch at once, up to a worker's fixed limit.
     """
 
     def __init__(self, order: Order, admission: Admission, dispatch: Dispatch, *, observe: bool = False) -> None:
@@ -232,7 +232,7 @@ class Scheduler:
             if worker is not None:
                 worker.remove(entry)
             self.service.correct(entry)
-        self.dispatcher.remove(entry)
+        self.dispatcher.leave_batch(entry)
         self._expiry.discard(id)
         self._ranker.remove(entry)
         self._changed = True

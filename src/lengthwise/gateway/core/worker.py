@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import takewhile
 
@@ -23,9 +23,8 @@ _MAX_BACKOFF_S = 2.0
 class ConcurrencyLimit:
     """An adaptive limit: doubled while nothing is in the way, then up by a sixteenth and down by the engine's queue.
 
-    Signs of overload: requests in the engine's own queue, a KV cache fuller than ``kv_high``, preemptions, a refusal
-    because the engine's queue is full. The limit grows only after signals of a fully used worker that show none of
-    them: an engine without signals keeps the limit that it starts with.
+    Signs of overload are requests in the engine's queue, a KV cache fuller than ``kv_high``, preemptions and refusals.
+    The limit grows only after signals of a fully used worker that show none of them.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -67,10 +66,7 @@ class ConcurrencyLimit:
         self._max_used = in_flight
 
     def refused(self, now_s: float, in_flight: int, retry_after_s: float = 0.0) -> None:
-        """Shrink and back off after the worker reported a full queue, for longer each time in a row.
-
-        ``retry_after_s``, the worker's own request, is honored up to 2 s.
-        """
+        """Shrink and back off after a full queue, at least for the worker's own ``retry_after_s`` (up to 2 s)."""
         self._shrink(float(in_flight))
         backoff_s = _MIN_BACKOFF_S if now_s - self.backoff_until_s > 2 * _MAX_BACKOFF_S else self._backoff_s
         self.backoff_until_s = now_s + max(backoff_s, min(retry_after_s, _MAX_BACKOFF_S))
@@ -107,10 +103,7 @@ class PrefixCache:
         return SIZES[depth - 1] * prefix.block_tokens if depth else 0.0
 
     def insert(self, prefix: PromptPrefix, max_tokens: float | None = None) -> float:
-        """Add a prompt that the worker computes; return the tokens that were cached before.
-
-        ``max_tokens`` is the capacity of the engine's cache; None unknown.
-        """
+        """Add a prompt that the worker computes, within ``max_tokens``; return the tokens that were cached before."""
         before, blocks = self.cached_tokens(prefix), self._tokens_of
         for depth in range(len(prefix.keys) - 1, -1, -1):  # the most shared block last, so that it is evicted last
             key = prefix.keys[depth]
@@ -137,9 +130,8 @@ _MAX_GAP = 4.0
 class PreemptionCost:
     """Seconds of starts and steps at a worker, as the gateway observes them.
 
-    A start takes ``a + b x`` (x: prompt and tokens so far) until the first token, a stream takes some time per token,
-    and from a preemption decision until the request is back its slot is idle as well. A preemption thus costs its
-    slot the way there and back (without the step that makes the first token), and the complete batch the
+    A start takes ``a + b x`` (x: prompt and tokens so far) until the first token, a stream some time per token. A
+    preemption costs its slot the idle time until the request is back and started, and the complete batch the
     recomputation. Until enough is observed a prompt token counts as a tenth of an output token.
     """
 
@@ -256,8 +248,8 @@ class Worker:
     """One worker; ``no_limit``: it gets all requests, up to a fixed limit of its own (``state.in_flight``).
 
     ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
-    cache of its requests at their end, if predictions hold. ``leaving`` are leaving workers of the same engine
-    under another name: their requests use its slots. ``report`` takes finished phases (mode rra).
+    cache of its requests at their end. ``leaving`` are leaving workers of the same engine under another name: their
+    requests use its slots. ``report`` takes finished phases (mode rra).
     """
 
     def __init__(
@@ -455,6 +447,12 @@ class Worker:
         state, limit = self.state, None if self.limit == NO_LIMIT else self.limit
         backlog_s = self.work / tokens_per_s
         return WorkerNumbers(self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals)
+
+
+def mean_tokens_per_s(workers: Iterable[Worker]) -> float:
+    """Return the mean observed output rate of a worker; 0 none was observed."""
+    rates = [one.throughput.tokens_per_s for one in workers if one.throughput.tokens_per_s]
+    return sum(rates) / len(rates) if rates else 0.0
 
 
 def without_avoided(entry: Entry, serving: list[Worker]) -> list[Worker]:

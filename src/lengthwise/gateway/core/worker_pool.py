@@ -27,8 +27,7 @@ def drain_times_s(
     """Return the seconds until each worker's share of the waiting tokens is done, for workers of ``rates`` tokens/s.
 
     Each model's tokens go to the workers that are done soonest (water filling); ``serving`` lists the indices of a
-    model's workers. Models with the fewest workers come first, since the others can go around them: a model with
-    engines of its own is not delayed by another one's queue.
+    model's workers. Models with the fewest workers come first, since the others can go around them.
     """
     times_s = [0.0] * len(rates)
     for model in sorted(tokens, key=lambda one: (len(serving[one]), one)):
@@ -148,10 +147,7 @@ class WorkerPool:
         return max(limits, default=self._dispatch.start)
 
     def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
-        """Return the predicted wait of a request that arrives now: its backlog over the output rate.
-
-        ``model`` "" means any; ``tokens`` are waiting output tokens by model: other models of its workers count, too.
-        """
+        """Return the predicted wait of a request that arrives now, behind waiting ``tokens``; ``model`` "" is any."""
         serving = [worker for worker in self.up if not model or model in worker.state.models]
         usual = self.mean_tokens_per_s()
         if not serving or not usual:

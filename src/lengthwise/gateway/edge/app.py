@@ -93,8 +93,8 @@ class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
     ``models`` returns all models, including those of unavailable engines, ``ready`` whether an engine is available.
-    ``listener`` receives all rejections of the app. ``draining`` is set to reject new requests with 503, which /ready
-    reports; ``in_flight`` counts completion requests in progress, arriving bodies included.
+    ``draining`` is set to reject new requests with 503; ``in_flight`` counts completion requests, arriving bodies
+    included.
     """
 
     def __init__(

@@ -18,10 +18,9 @@ _MAX_ADDRESSES = 10_000
 
 
 class AuthThrottle:
-    """Counts wrong keys per address and minute.
+    """Counts wrong keys per address and minute; beyond MAX_FAILURES an address is refused with right keys too.
 
-    Beyond MAX_FAILURES an address is refused with right keys too, otherwise guessing could go on. Keys that worked from
-    there before are still accepted: behind one proxy all clients have the same address.
+    Keys that worked from there before are still accepted: behind one proxy all clients have the same address.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -86,10 +85,7 @@ class Tenants(list[str]):
 
 
 class Caller:
-    """The holder of a key, or every client if no keys are configured; a context manager around each request.
-
-    ``models`` is empty for all; ``open`` counts requests in progress.
-    """
+    """The holder of a key, or every client if no keys are configured; a context manager around each request."""
 
     __slots__ = ("_at_s", "_tokens", "key", "models", "open", "tenant")
 

@@ -283,11 +283,7 @@ class BodyShape:
     values: int  # all members of lists and fields of objects
 
     def exceeded(self, body: bytes) -> str:
-        """Return the bound ("levels", ...) that a body exceeds, or "".
-
-        The result is exact for valid JSON; the decoder that follows rejects the rest. Counting brackets first keeps the
-        memory of the decoded body bounded.
-        """
+        """Return the bound ("levels", ...) that a body exceeds, or ""; the result is exact for valid JSON."""
         is_short = len(body) <= min(self.objects, self.texts, self.values)
         if is_short and body.count(b"[") + body.count(b"{") <= self.levels:
             return ""

@@ -14,10 +14,7 @@ _MAX_QUOTED = 100
 
 
 class Fault(Exception):  # noqa: N818 - a response, not always an error of the gateway
-    """An error response; ``retry_after_s`` None means 1 s for 429 and 503.
-
-    ``reason`` is one word for metrics, ``code`` one for programs, ``param`` the wrong field.
-    """
+    """An error response; ``reason`` is one word for metrics, ``code`` one for programs, ``param`` the wrong field."""
 
     def __init__(
         self,

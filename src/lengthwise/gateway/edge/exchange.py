@@ -99,8 +99,7 @@ class AsgiExchange:
     """Reads and writes for the task that creates it, and cancels this task when it waits in vain.
 
     ``cause`` is then DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED. ``timeout_s``
-    bounds the body, and the client's reading of a chunk of the response. ``handed_on`` is set once the request reached
-    the relay, which reports its rejections itself.
+    bounds the body, and the client's reading of a chunk. ``handed_on``: the request has reached the relay.
     """
 
     __slots__ = ("_connection", "_finished", "_monitor", "_reading", "_receive", "_send", "_sent", "_task",

@@ -96,8 +96,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     Beyond ``limits.connections`` the response is 503; 431 ends a connection whose head is too long, 408 one whose
     request takes longer than ``limits.body_s`` to arrive. A client that takes no buffered data in ``limits.body_s`` is
-    cut off. Behind a last response, input is read and dropped for 2 s: a reset would destroy the response of a client
-    that still writes. ``on_disconnect`` is called when the client of the request in progress is gone.
+    cut off. Behind a last response input is read and dropped for 2 s: a reset would destroy the response of a client
+    that still writes.
     """
 
     limits: ClassVar[Limits] = Limits()

@@ -52,8 +52,8 @@ def server(
     """Return a server for an app: ``await server.serve(sockets)`` runs it until ``should_exit``.
 
     The app's ``refused`` is called with every Fault of the server. ``port`` 0 picks a free one; with a ``tls.ca``
-    clients must present a certificate signed by it. ``drain_s`` bounds requests in progress during shutdown; the
-    X-Forwarded-For of ``proxies`` (comma-separated addresses) is trusted.
+    clients must present a certificate. ``drain_s`` bounds requests in progress during shutdown; the X-Forwarded-For of
+    ``proxies`` is trusted.
     """
     try:
         import uvicorn

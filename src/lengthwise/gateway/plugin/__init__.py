@@ -1,7 +1,7 @@
 """Schedulers for vLLM: ``--scheduler-cls lengthwise.gateway.plugin.LengthScheduler`` or ``...RraScheduler``.
 
-The first orders requests by predicted length, the second runs the phases of an RRA schedule, in vLLM's environment
-with this package installed without its dependencies, or on PYTHONPATH. Importing them does not import vLLM.
+The first orders requests by predicted length, the second runs the phases of an RRA schedule. Importing does not import
+vLLM.
 """
 
 from lengthwise.gateway.plugin.length_scheduler import LengthScheduler

@@ -25,8 +25,8 @@ _MANY, _SORT_EVERY = 8, 100
 class Entry:
     """Scheduling state of a request; ``number`` counts arrivals and ``admission`` the last admission (-1: never).
 
-    ``queued_for_s`` is the total time in the queue up to the last admission; ``overdue``: longer than ``max_wait_s``.
-    ``stable`` is the number of generated tokens below which the request is not preempted again.
+    ``queued_for_s`` is the time in the queue up to the last admission; ``overdue``: longer than ``max_wait_s``. Below
+    ``stable`` generated tokens the request is not preempted again.
     """
 
     request: Any
@@ -44,10 +44,7 @@ class Entry:
 
 
 class Registry:
-    """Entries of one engine's requests and the order of its queue.
-
-    ``num_unhinted`` counts requests without a valid length, ``error`` is the last reason.
-    """
+    """Entries of one engine's requests and the order of its queue; ``error`` is why a length was invalid."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self.settings, self._clock = settings, clock
@@ -118,10 +115,10 @@ class Registry:
         return self._changed or self._policy.every_step
 
     def in_order(self, waiting: Iterable[Any]) -> list[Any]:
-        """Return the waiting requests in order.
+        """Return the waiting requests in order; the few pending ones are inserted into the rest, which is in order.
 
-        The few pending ones are inserted into the rest, which is in order. Every ``_SORT_EVERY`` calls the complete
-        queue is sorted, in case vLLM reordered it without the plug-in's knowledge.
+        Every ``_SORT_EVERY`` calls the complete queue is sorted, in case vLLM reordered it without the plug-in's
+        knowledge.
         """
         queue, pending = list(waiting), self._pending
         self._pending, self._changed, self._merges = {}, False, self._merges + 1
@@ -140,10 +137,7 @@ class Registry:
         return ordered
 
     def worst_last(self, running: Iterable[Any]) -> list[Any]:
-        """Return the running requests with the preferred victim last; prefills are preempted before decodes.
-
-        Prefills also stand last in vLLM's order of admission: a step's tokens go to decodes first.
-        """
+        """Return the running requests, prefills last and among these the worst: the last is preempted first."""
         now_s = self._clock()
 
         def place(request: Any) -> tuple[bool, Key]:
@@ -194,8 +188,8 @@ PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens, as in the gatew
 class Preemption:
     """Apply the preemption policy to the first waiting request and the worst running one.
 
-    It is due after a change of the queue and every ``window_tokens`` steps. Requests that were preempted too often,
-    are overdue or have not generated ``window_tokens`` since are not victims; only strictly better keys preempt.
+    It is due after a change of the queue and every ``window_tokens`` steps. Requests that were preempted too often, are
+    overdue or have not generated ``window_tokens`` since are not victims; only strictly better keys preempt.
     """
 
     def __init__(self, registry: Registry, clock: Callable[[], float]) -> None:
@@ -204,10 +198,7 @@ class Preemption:
         self._steps, self._pending, self._last_s = 0, False, -math.inf
 
     def is_due(self, *, changed: bool, blocked: bool) -> bool:
-        """Return whether to look for a victim; call it once per step.
-
-        ``blocked`` means that no waiting request can be admitted.
-        """
+        """Return whether to look for a victim, once per step; ``blocked``: no waiting request can be admitted."""
         self._steps += 1
         self._pending |= changed or self._steps >= self._settings.window_tokens
         if not (blocked and self._pending) or self._clock() < self._last_s + self._settings.preemption_interval_s:
@@ -349,10 +340,7 @@ class OrderedScheduler(vllm_adapter.GuardedScheduler):
 
 
 class LengthScheduler:
-    """Create the scheduler that vLLM would create, with its queue in order of predicted length.
-
-    If in doubt, create vLLM's own and log the reason.
-    """
+    """Create vLLM's scheduler with its queue in order of predicted length; if in doubt unchanged, with a log."""
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
         """Return a scheduler."""

@@ -36,8 +36,8 @@ class Phase:
     """Prefill phase and the decode iterations after it; ``started_s`` is on the engine's monotonic clock.
 
     ``prompt_tokens`` excludes those of the prefix cache. ``encode_s`` ends at the first decode iteration, ``decode_s``
-    at the next phase. ``decode_batch`` counts the sequences of the first decode iteration, ``decode_seqs`` those of all
-    summed up. ``requests`` are the engine's ids of the admitted requests.
+    at the next phase. ``decode_batch`` counts the sequences of the first decode iteration, ``decode_seqs`` those of
+    all.
     """
 
     number: int
@@ -54,10 +54,9 @@ class Phase:
 
 
 class PhaseTracker:
-    """Phases of one engine by the simulator's RRA batching policy.
+    """Phases of one engine by the simulator's RRA batching policy; ``phases`` are the last finished ones.
 
-    Call ``admits`` before a step, ``encoded`` or ``decoded`` after it. ``phases`` are the last finished ones, each also
-    passed to ``on_phase``; ``current`` is the running one.
+    Call ``admits`` before a step, ``encoded`` or ``decoded`` after it.
     """
 
     def __init__(
@@ -180,8 +179,7 @@ NEVER = 1 << 62  # a step number that no engine reaches
 class StepRestriction:
     """Restrict one step to at most ``admit`` admissions without the paused requests; ``release`` ends it.
 
-    Paused requests are skipped by vLLM's own rule for decodes that are not due yet (``next_decode_eligible_step``):
-    they stay in the batch with their slot and blocks, and workers support unscheduled requests anyway.
+    Paused requests are skipped by vLLM's own rule for decodes that are not due yet (``next_decode_eligible_step``).
     """
 
     def __init__(self, scheduler: Any, *, encodes: bool, admit: int, paused: list[Any]) -> None:
@@ -310,11 +308,10 @@ REQUEST = frozenset(
 
 
 class RraScheduler:
-    """Create the scheduler that vLLM would create, restricted to phases.
+    """Create the scheduler of vLLM restricted to phases; if in doubt, vLLM's own, and log the reason.
 
-    A phase prefills ``prefill_batch`` requests (complete prompts, over as many steps as the token budget requires,
-    while decodes pause), then decodes ``decode_steps`` times without admissions. When no request decodes the next phase
-    starts at once. If in doubt, create vLLM's own scheduler and log the reason.
+    A phase prefills ``prefill_batch`` requests (complete prompts, while decodes pause), then decodes ``decode_steps``
+    times without admissions. When no request decodes the next phase starts at once.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:

@@ -20,15 +20,10 @@ _UNAVAILABLE = ("index_tokens", "service_tokens", "batch")  # arguments of ranks
 class Settings:
     """Order of the queue and preemption; the defaults are those of the gateway's mode ``isrtf``.
 
-    Only the preemption policy decides: the preemption cost that the gateway learns for each engine is unknown here.
-
-    Attributes:
-        preemption: When a waiting request preempts a running one. "never": only a lack of memory preempts (SRTF).
-        window_tokens: Tokens between two updates of predictions and checks for preemption.
-        max_wait_s: Requests that have waited longer in total come before all others, in order of arrival.
-        max_preemptions: Of one request; ``cuts_per_s`` limits all requests together.
-        prior_tokens: Assumed length of requests without a hint.
-        trust_version: Whether to modify untested versions of vLLM.
+    ``window_tokens`` lie between two updates of predictions and checks for preemption; requests that have waited longer
+    than ``max_wait_s`` in total come first. ``max_preemptions`` is of one request, ``cuts_per_s`` of all.
+    ``preemption`` "never": only a lack of memory preempts. ``prior_tokens`` is the length of requests without a hint.
+    ``trust_version``: modify untested versions of vLLM.
     """
 
     rank: str = "srtf"
@@ -90,17 +85,11 @@ def _table_of(additional_config: Any, settings: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RraSettings:
-    """RRA schedule (ExeGPT).
+    """RRA schedule (ExeGPT): ``prefill_batch`` is B_E, ``decode_steps`` N_D, ``decode_batch`` the mean B_D.
 
-    Attributes:
-        prefill_batch: New requests of one prefill phase, B_E.
-        decode_steps: Decode iterations between two prefill phases, N_D.
-        threshold: Share by which a prefill phase's prompt tokens, and the decode batch, may deviate from their means
-            before prefill phases are resized; None: never.
-        prompt_tokens: Mean prompt tokens of one prefill phase, all requests together; for ``threshold``.
-        decode_batch: Mean decode batch, B_D; for ``threshold``.
-        record: File to which a JSON line per phase is appended; "": none.
-        trust_version: Whether to modify untested versions of vLLM.
+    ``threshold`` is the share by which a prefill phase's prompt tokens (``prompt_tokens`` in the mean, all requests
+    together) and the decode batch may deviate before prefill phases are resized; None: never. A JSON line per phase is
+    appended to the file ``record``.
     """
 
     prefill_batch: int
@@ -143,10 +132,9 @@ _MAX_LATER = 64
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Predicted length and class (smaller ones are scheduled earlier) of one request.
+    """Predicted length and class (smaller ones come first) of one request; ``error`` tells an invalid hint.
 
-    ``later`` has (generated tokens, predicted length from then on), increasing. ``error`` describes an invalid hint, of
-    which invalid values count as absent.
+    ``later`` has (generated tokens, predicted length from then on), increasing.
     """
 
     total_tokens: float

@@ -103,15 +103,10 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class SchedulerPlugin(Generic[S]):
-    """Way to modify vLLM's scheduler.
+    """Way to modify vLLM's scheduler: ``mixin`` comes before vLLM's class, ``hooks`` make its ``lengthwise``.
 
-    Attributes:
-        mixin: Placed in front of vLLM's class.
-        settings: Parses vLLM's ``additional_config``.
-        class_warnings: Yields reasons against it, given vLLM's class and configuration.
-        object_warnings: Yields reasons against it, given a scheduler object.
-        hooks: Creates the mixin's ``lengthwise`` from the settings.
-        subject: Part of an unmodified engine that the log names.
+    ``class_warnings`` (of class and configuration) and ``object_warnings`` (of a scheduler) yield reasons against it;
+    ``subject`` is what an unmodified engine keeps, for the log.
     """
 
     mixin: type

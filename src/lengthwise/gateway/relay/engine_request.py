@@ -187,10 +187,7 @@ def insert_fields(body: bytes, fields: Fields) -> bytes:
 
 
 def merge_fields(body: bytes, fields: Fields) -> bytes:
-    """Set fields of a JSON object; objects of the same name are merged, other values replaced.
-
-    The body is parsed only if one of the names may occur in it, as it is or spelled with escapes.
-    """
+    """Set fields of a JSON object, which is parsed only where one may occur; objects of the same name are merged."""
     import msgspec
 
     if b"\\u" in body or any(b'"%b"' % name.encode() in body for name in fields):
@@ -286,8 +283,8 @@ class RequestRejectedError(Exception):
 async def require_success(attempt: Attempt, *, resumed: bool, listed_model: str) -> None:
     """Raise QueueFullError, RequestRejectedError or UpstreamError unless the engine answers with 200.
 
-    ``resumed``: the request is a continuation, so that an engine has already accepted it. ``listed_model`` is the
-    request's model if the engine lists it: a 404 about it is the engine's fault.
+    ``resumed``: an engine has accepted the request before. ``listed_model`` is its model if the engine lists it: a 404
+    about it is the engine's fault.
     """
     status = attempt.status
     if status == 200:
@@ -325,10 +322,7 @@ class SchedulingHints:
         return merge_fields(body, fields) if fields else body
 
     def fields(self, request: Request, worker: Any) -> dict[str, Any]:
-        """Return the hints for this worker, {} if there are none.
-
-        Its ``priority_sign`` is 1 if smaller priorities are scheduled first, -1 if larger, 0 if it takes none.
-        """
+        """Return the hints for this worker, {} if none; ``priority_sign`` is -1 where larger priorities come first."""
         if self._mode == "engine-priority" and worker.priority_sign:
             value = worker.priority_sign * self._priority(request)
             return {"priority": max(-MAX_PRIORITY, min(MAX_PRIORITY, value))}

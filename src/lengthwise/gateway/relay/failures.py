@@ -16,13 +16,10 @@ MALFORMED, STALLED = "malformed", "stalled"
 
 
 class UpstreamError(Exception):
-    """An attempt at an engine failed.
+    """An attempt at an engine failed for ``reason`` ("no connection", "closed early", "stalled", "http 500", ...).
 
-    Attributes:
-        reason: Short phrase for logs and metrics: "no connection", "closed early", "stalled", "http 500", ...
-        status: HTTP status of the engine, 0 without one.
-        engine_fault: Whether the engine failed (and not, say, the request or the gateway).
-        code: Error code for the client where another engine cannot help; "" where a retry may.
+    ``status`` is the engine's HTTP status, 0 without one; ``engine_fault`` whether the engine failed (and not, say, the
+    request or the gateway); ``code`` is for the client where another engine cannot help, "" where a retry may.
     """
 
     def __init__(
@@ -84,13 +81,10 @@ def caller_of(client_request: ClientRequest) -> Hashable:
 
 
 class RetryBudget:
-    """Token bucket for retries and repeated fail-overs, in total and per caller.
+    """Token bucket for retries and repeated fail-overs; each request adds ``share``, a caller's own is half as large.
 
-    Each request adds ``share`` retries. Without a budget every failure of an overloaded fleet adds load. A caller's own
-    bucket is half as large, so a caller whose requests always fail leaves half of the total to the others.
-
-    An engine that dies breaks everything it runs at once. That number is bounded, so the first fail-over of each of
-    those requests is free; a request that failed before may be the one that kills engines and needs budget.
+    Without a budget every failure of an overloaded fleet adds load. An engine that dies breaks everything it runs at
+    once, a bounded number, so the first fail-over of each of those requests is free.
     """
 
     def __init__(self, share: float) -> None:
@@ -129,12 +123,10 @@ class RetryBudget:
 class FailureAttribution:
     """Decides whether failures of one request are the fault of engines or of the request, and reports to the fleet.
 
-    An engine that breaks off or stalls has failed. An engine that answers with an error (an HTTP status, or an event
-    inside its stream) may be right; a peer that gets the same request decides. If the peer serves it (for an in-stream
-    error: to its end), the engine is at fault; if the peer reports an error as well, the request is at fault and
-    nothing is reported.
-
-    Workers are compared by identity, not by name: a name may pass to a replacement, which is not at fault.
+    An engine that breaks off or stalls has failed. Of an engine that answers with an error (an HTTP status, or an event
+    inside its stream) a peer that gets the same request decides: it serves the request (for an in-stream error: to its
+    end), or reports an error as well, and nothing is reported. Workers are compared by identity: a name may pass to a
+    replacement.
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:

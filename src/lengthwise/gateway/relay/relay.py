@@ -27,9 +27,8 @@ _POLL_INTERVAL_S = 1.0
 class Relay:
     """Sends requests to engines in the order of the scheduler.
 
-    Args:
-        add_hints: Adds scheduling hints for a worker to a body; None adds nothing.
-        requested_tokens: Returns the output length that a client fixes (body, fields, max_tokens), 0 if it fixes none.
+    ``add_hints`` adds scheduling hints for a worker to a body. ``requested_tokens`` returns the output length that a
+    client fixes (body, fields, max_tokens), 0 if it fixes none.
     """
 
     def __init__(

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RelayContext:
-    """Shared by all request sessions; ``track_text``: a predictor reads the generated text, so that it is retained.
-
-    ``on_window`` is called when the output of a request passes a window of tokens.
-    """
+    """Shared by all request sessions; ``track_text``: a predictor reads the generated text, so that it is retained."""
 
     fleet: Fleet
     config: GatewayConfig
@@ -56,8 +53,8 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) -> int:
     """Return the number of tokens after which another attempt can start.
 
-    A chunk with several tokens and a text may end in half a character, which the engine holds back. ``/detokenize`` of
-    the last tokens shows it. An engine without that route is taken to hold back nothing.
+    A chunk with several tokens may end in half a character, which the engine holds back. ``/detokenize`` of the last
+    tokens shows it. An engine without that route is taken to hold back nothing.
     """
     import msgspec
 

@@ -17,10 +17,7 @@ _EXCERPT = 300
 
 
 class _Preamble:
-    """Retains events before the first output (a role), so that an engine that fails there can still be replaced.
-
-    Comments, which keep a connection alive, pass.
-    """
+    """Retains events before the first output (a role), so that an engine that fails there can be replaced."""
 
     __slots__ = ("_parts", "_size", "released")
 
@@ -85,10 +82,7 @@ class Response:
 
 
 class Passthrough(Response):
-    """A stream passed on unchanged; its tokens are counted by usage where reported, else by events.
-
-    ``choices`` outputs share the stream. ``error_forwarded`` is set once the client has an error of the engine.
-    """
+    """A stream of ``choices`` outputs, unchanged; tokens are counted by usage where reported, else by events."""
 
     def __init__(self, choices: int = 1) -> None:
         super().__init__()
@@ -155,10 +149,7 @@ class Passthrough(Response):
 
 
 class BufferedResponse(Response):
-    """A response that is not streamed; it goes to the client at its end, unchanged.
-
-    ``engine_fault`` says whether a response above ``max_bytes`` can only be the engine's fault.
-    """
+    """A response that goes to the client at its end; above ``max_bytes`` it is an error (``engine_fault``)."""
 
     def __init__(self, max_bytes: int, *, engine_fault: bool = True) -> None:
         super().__init__()
@@ -189,16 +180,13 @@ ID_BYTES = 12  # most bytes of a token id in an event; a prompt has no more toke
 class TrackedStream(Response):
     """A stream with known token ids, over one or several attempts.
 
-    In the first attempt bytes pass, less the token ids if the client did not request them. In later attempts the
-    engine continues by ``/v1/completions`` from token ids, and its chunks are rewritten to look like the first ones.
+    In the first attempt bytes pass, less the token ids if the client did not request them. Later attempts continue by
+    ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones.
 
-    Tokens can be ahead of text: an engine holds back half a character. An engine that continues from such a token
-    would not send the half, so each attempt starts after the last token whose text is out (``flushed_tokens``). Ids of
-    tokens ahead of their text go out with the text that they complete: sent before, they would come twice or change.
-
-    Attributes:
-        prompt_ids: Token ids of the prompt as text of a JSON list; they come in one event of each attempt.
-        partial_tokens: Tokens of the last chunk with text if it had several: the last ones may be ahead of the text.
+    Tokens can be ahead of text: an engine holds back half a character, which one that continues from there would not
+    send. So each attempt starts after the last token whose text is out (``flushed_tokens``), and ids of tokens ahead of
+    their text go out with the text that they complete. ``partial_tokens`` are those of the last chunk with text if it
+    had several: the last ones may be ahead. ``prompt_ids`` is the text of a JSON list.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:

@@ -20,10 +20,7 @@ class EventTooLongError(Exception):
 
 
 class EventSplitter:
-    """Buffers incomplete events, so that a response never stops in the middle of one.
-
-    Lines may end in LF, CR LF or CR. All bytes come out in order and unchanged. ``pending`` holds an incomplete event.
-    """
+    """Buffers an incomplete event (``pending``); all bytes come out in order. Lines end in LF, CR LF or CR."""
 
     __slots__ = ("_max_bytes", "pending")
 
@@ -162,8 +159,8 @@ _MAX_ATTEMPTS, _MIN_MATCHES = 8, 4
 class EventTemplate:
     """The layout that consecutive text events share: only the text, and the token ids, differ.
 
-    A scan finds the same in every event that matches, and matching takes an eighth of the instructions of a scan.
-    ``ids`` are the token ids of the event that ``matches`` saw last, as text of a JSON list.
+    Matching finds the same as a scan, with an eighth of the instructions. ``ids`` are the token ids of the event that
+    ``matches`` saw last, as text of a JSON list.
     """
 
     __slots__ = ("_after", "_attempts_left", "_before", "_between", "_ids_at", "ids", "num_matches")
@@ -173,10 +170,7 @@ class EventTemplate:
         self.num_matches, self._ids_at, self._attempts_left = 0, 0, _MAX_ATTEMPTS
 
     def learn(self, event: bytes, text: re.Pattern[bytes], *, ids: bool = False) -> None:
-        """Store the layout of an event in which a scan found one ``text`` (its start), no end, no usage and no error.
-
-        With ``ids`` only events with token ids are learned.
-        """
+        """Store the layout of an event with one ``text`` and no end, usage or error; ``ids``: with token ids only."""
         if self.num_matches >= _MIN_MATCHES:
             self._attempts_left = _MAX_ATTEMPTS
         self._before, self.num_matches = b"", 0

@@ -35,9 +35,8 @@ class BrokenConnectionError(Exception):
 class UpstreamConnection(asyncio.Protocol):
     """A connection, used for one request after another; ``complete``: all of the response has arrived, read or not.
 
-    ``on_chunk`` is called with a chunk of the body as it arrives, while a reader waits for one. If it returns True (at
-    ``consumed_s``), the chunk is consumed and the reader sleeps on: this saves a tick of the loop and a task switch per
-    token.
+    ``on_chunk`` is called with each chunk of the body while a reader waits. If it returns True (at ``consumed_s``), the
+    reader sleeps on: this saves a tick of the loop and a task switch per token.
     """
 
     __slots__ = (
@@ -312,7 +311,7 @@ class Attempt:
     """One POST of a request to an engine.
 
     Limits are on silence: ``first_byte_s`` until the response starts, then ``stall_s`` between two chunks. A client
-    that reads nothing for ``stall_s`` is given up likewise. One timer serves all of a response.
+    that reads nothing for ``stall_s`` is given up likewise.
     """
 
     __slots__ = (
@@ -496,10 +495,9 @@ _READ_BYTES = 1 << 16
 
 
 def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
-    """Open a session for one engine, with its own connections, key and certificates; the caller closes it.
+    """Open a session for one engine, with its own connections; raise InputError where a certificate cannot be read.
 
-    The session serves health checks and metrics; requests of clients use the pool of its connector. Raises InputError
-    where a certificate cannot be read.
+    The session serves health checks and metrics; requests of clients use the pool of its connector.
     """
     tls: ssl.SSLContext | None = None
     try:
