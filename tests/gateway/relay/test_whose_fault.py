@@ -30,10 +30,10 @@ def renamed(fleet: FixedFleet) -> tuple[FixedWorker, FixedWorker]:
 def test_what_an_engine_said_stays_its_own_when_its_name_passes_on():
     fleet = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None)
     blame = FailureAttribution(fleet, asked(BODY))
-    blame.on_attempt(fleet.worker("e"))
+    blame.worker = fleet.worker("e")
     blame.on_error(no())
     _, new = renamed(fleet)
-    blame.on_attempt(new)
+    blame.worker = new
     blame.on_error(no())
     assert blame.is_request_fault(), "two engines said no, and nobody else is there"
 
@@ -42,14 +42,14 @@ def test_the_successor_that_serves_it_shows_that_the_old_one_was_at_fault():
     fleet, said = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None), []
     told(said, fleet)
     blame = FailureAttribution(fleet, asked(BODY))
-    blame.on_attempt(fleet.worker("e"))
+    blame.worker = fleet.worker("e")
     blame.on_error(no())
     old, new = renamed(fleet)
-    blame.on_attempt(new)
+    blame.worker = new
     blame.on_error(no())
     third = FixedWorker("third", "http://third", BARE, None)
     fleet.workers["third"] = third
-    blame.on_attempt(third)
+    blame.worker = third
     blame.on_first_output()
     blame.on_finished()
     assert said == [(old.name, None), ("e", None)]

@@ -196,7 +196,7 @@ class Dispatcher:
         q = entry.request
         q.queued_for_s += now_s - q.queued_s
         q.dispatched_s = now_s
-        self._service.charge_dispatch(entry)
+        self._service.charge(entry, 0 if entry.admissions else q.prompt_tokens, entry.predicted)
         if entry.batch and entry.admissions == 0:
             self._batch_worker[entry.batch] = worker.name
             self.leave_batch(entry)

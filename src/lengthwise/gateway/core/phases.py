@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.core.ranking import Entry
@@ -61,21 +60,6 @@ class PrefillBatchSize:
         return bool(self._policy.function(**{name: arguments[name] for name in self._policy.arguments})[0] > taken)
 
 
-@dataclass(slots=True)
-class _CurrentPhase:
-    """Counts of the running phase; ``finished`` counts former requests that finished before it became ``stable``."""
-
-    started_s: float
-    decodes: int
-    decode_steps: int
-    prefill_batch: int = 0
-    prompt_tokens: int = 0
-    decode_batch: int = 0
-    finished: int = 0
-    overdue: int = 0
-    stable: bool = False
-
-
 class PhaseTracker:
     """The current phase of a worker, from its tokens; the module states the rules."""
 
@@ -83,6 +67,7 @@ class PhaseTracker:
         self._worker, self._report = worker, report
         self.phases, self._batch_size = phases, PrefillBatchSize(phases)
         self._next_phases: Phases | None = None
+        self._decode_steps = phases.decode_steps  # of the running phase
         self._prefill_steps = _PREFILL_STEPS
         self._mean_finished = 0.0
         self._step_s = math.nan
@@ -96,8 +81,9 @@ class PhaseTracker:
 
     def clear(self) -> None:
         """Forget all requests and the running phase without a report."""
-        self._current: _CurrentPhase | None = None
-        self._in_prefill = self._finished = False
+        self._current: Phase | None = None
+        self._decodes = self._num_finished = 0  # requests before the prefill; those finished until it is stable
+        self._in_prefill = self._finished = self._is_stable = False
         self._new: set[int] = set()  # requests of this prefill without a token
         self._silent: set[int] = set()  # requests without a token in the last phase, which are not waited for
         self._previous: set[int] = set()  # requests of the last phase that still run
@@ -114,7 +100,7 @@ class PhaseTracker:
         if current is None or self._finished:
             return self._batch_size.admits(0, 0, tokens, waiting=waiting, decodes=self._expected_decodes)
         return self._in_prefill and self._batch_size.admits(
-            current.prefill_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=current.decodes
+            current.prefill_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=self._decodes
         )
 
     def dispatched(self, entry: Entry) -> None:
@@ -148,11 +134,10 @@ class PhaseTracker:
         if steps > self._max_steps:
             if streams:
                 self._update_step_s((now_s - self._step_started_s) / (steps - self._max_steps))
-                current = self._current
                 # All tokens of the former iterations are in, and so are the finishes that they caused.
-                if current is not None and not current.stable and not self._new:
-                    current.stable, current.decode_batch = True, self._num_present
-                    self._mean_finished += _SMOOTHING * (current.finished - self._mean_finished)
+                if self._current is not None and not (self._is_stable or self._new):
+                    self._is_stable, self._current.decode_batch = True, self._num_present
+                    self._mean_finished += _SMOOTHING * (self._num_finished - self._mean_finished)
             self._max_steps, self._step_started_s = steps, now_s
         if is_new and not self._new and self._previous:
             self._prefill_steps = max(1, min(self._max_steps, self._decode_steps))
@@ -164,8 +149,8 @@ class PhaseTracker:
         """Forget a request that left the worker; without requests the phase is finished."""
         if request_id in self._new:
             self._in_prefill = False
-        if self._current is not None and not self._current.stable:
-            self._current.finished += request_id in self._previous
+        if not self._is_stable:
+            self._num_finished += request_id in self._previous
         for ids in (self._new, self._silent, self._previous):
             ids.discard(request_id)
         self._steps.pop(request_id, None)
@@ -183,10 +168,6 @@ class PhaseTracker:
     def _expected_decodes(self) -> int:
         """Requests left at a prefill: as many finish until then as finished during the last ones."""
         return max(0, self._num_present - round(self._mean_finished))
-
-    @property
-    def _decode_steps(self) -> int:
-        return self.phases.decode_steps if self._current is None else self._current.decode_steps
 
     @property
     def _is_complete(self) -> bool:
@@ -222,10 +203,12 @@ class PhaseTracker:
         elif not math.isnan(measured_s):
             self._step_s += _SMOOTHING * (min(measured_s, 1.5 * self._step_s) - self._step_s)
 
-    def _start_phase(self, now_s: float) -> _CurrentPhase:
+    def _start_phase(self, now_s: float) -> Phase:
         if self._current is not None:
             self._report_phase(STEPS if self._is_complete else STALLED, now_s)
-        current = self._current = _CurrentPhase(now_s, self._expected_decodes, self.phases.decode_steps)
+        current = self._current = Phase(self._worker(), "", now_s)
+        self._decodes, self._decode_steps = self._expected_decodes, self.phases.decode_steps
+        self._num_finished, self._is_stable = 0, False
         last_token_s, self._last_token_s = self._last_token_s, {}
         self._silent |= self._new | (self._steps.keys() - last_token_s.keys())
         self._previous = set(last_token_s)
@@ -238,7 +221,8 @@ class PhaseTracker:
     def _report_phase(self, cause: str, now_s: float) -> None:
         current = self._current
         assert current is not None
-        steps = self._min_steps if cause == STEPS else self._max_steps
-        times_s = (current.started_s, max(current.started_s, now_s))
-        sizes = (current.prefill_batch, current.prompt_tokens, current.decode_batch or self._num_present)
-        self._report(Phase(self._worker(), cause, *times_s, *sizes, steps, self._num_present, current.overdue))
+        current.worker, current.cause, current.finished_s = self._worker(), cause, max(current.started_s, now_s)
+        current.decode_batch = current.decode_batch or self._num_present
+        current.decode_steps = self._min_steps if cause == STEPS else self._max_steps
+        current.left_batch = self._num_present
+        self._report(current)

@@ -119,7 +119,7 @@ class Queue(Backlog):
     def configure(self, now_s: float, *, max_wait_s: float, fair: bool) -> None:
         """Change the bound and fairness; sort all waiting requests again."""
         self._max_wait_s, self._fair = max_wait_s, fair
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()  # when requests become overdue
         self._lanes: dict[Lane, list[Item]] = {}
         self._overdue: list[tuple[float, int, Entry]] = []
         for entry in self:
@@ -139,7 +139,7 @@ class Queue(Backlog):
     def remove(self, entry: Entry) -> None:
         """Remove a request that is dispatched or finished."""
         self._delete(entry)
-        self._deadlines.discard(entry.request.id)
+        self.deadlines.discard(entry.request.id)
         del self._entries[entry.request.id]
         self._count(entry, -1)
         self._service.stop_waiting(entry.request.tenant)
@@ -155,15 +155,11 @@ class Queue(Backlog):
 
     def promote(self, now_s: float) -> None:
         """Move requests that have waited ``max_wait_s`` by now before all others."""
-        for request_id in self._deadlines.pop_due(now_s):
+        for request_id in self.deadlines.pop_due(now_s):
             entry = self._entries[request_id]
             self._delete(entry)
             entry.overdue = True
             self._insert(entry)
-
-    def deadline_s(self) -> float:
-        """Return the time at which the next request becomes overdue; inf none."""
-        return self._deadlines.next_s()
 
     def refresh(self, now_s: float) -> None:
         """Recompute keys that change with time, at most once an epoch."""
@@ -219,7 +215,7 @@ class Queue(Backlog):
         deadline_s = q.queued_s + (self._max_wait_s - q.queued_for_s)
         entry.overdue = deadline_s <= now_s
         if not entry.overdue:
-            self._deadlines.set(q.id, deadline_s)
+            self.deadlines.set(q.id, deadline_s)
         self._insert(entry)
 
     def _insert(self, entry: Entry) -> None:
@@ -270,7 +266,7 @@ class Bins(Backlog):
         self._num_predictions, self._edges = 0, list[float]()
         self._contents: dict[Bin, dict[int, Entry]] = {}
         self._bin_of: dict[int, Bin] = {}
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()  # when bins leave
         self.batches = 0
 
     def __len__(self) -> int:
@@ -291,7 +287,7 @@ class Bins(Backlog):
         contents = self._contents.setdefault(place, {})
         contents[q.id] = entry
         self._bin_of[q.id] = place
-        self._deadlines.set(q.id, now_s + self._wait_s)
+        self.deadlines.set(q.id, now_s + self._wait_s)
         self._count(entry, 1)
         return self._pop_batch(place) if len(contents) >= size else []
 
@@ -301,16 +297,12 @@ class Bins(Backlog):
         if changed and self._edges:
             self._set_edges()
         for entry in self:
-            self._deadlines.set(entry.request.id, entry.request.queued_s + batch_wait_s)
+            self.deadlines.set(entry.request.id, entry.request.queued_s + batch_wait_s)
 
     def pop_due(self, now_s: float) -> list[Entry]:
         """Remove and return the requests of bins that have waited long enough, bin after bin."""
-        due = self._deadlines.pop_due(now_s)
+        due = self.deadlines.pop_due(now_s)
         return [entry for one in due if one in self._bin_of for entry in self._pop_batch(self._bin_of[one])]
-
-    def next_s(self) -> float:
-        """Return when the next bin leaves; inf none."""
-        return self._deadlines.next_s()
 
     def remove(self, entry: Entry) -> None:
         """Remove a request from its bin."""
@@ -318,7 +310,7 @@ class Bins(Backlog):
         del self._contents[place][entry.request.id]
         if not self._contents[place]:
             del self._contents[place]
-        self._deadlines.discard(entry.request.id)
+        self.deadlines.discard(entry.request.id)
         self._count(entry, -1)
 
     def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:

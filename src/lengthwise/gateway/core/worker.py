@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import takewhile
 
+import numpy as np
+
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import PhaseTracker
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
@@ -136,9 +138,8 @@ class PreemptionCost:
     """
 
     def __init__(self) -> None:
-        self._starts, self._uncached = _DecayingLine(_START_DECAY), _DecayingLine(_START_DECAY)
-        self._tokens = self._token_s = 0.0
-        self._returns = self._return_s = 0.0
+        self._starts, self._uncached = _DecayingLine(), _DecayingLine()
+        self._tokens = self._token_s = self._returns = self._return_s = 0.0
 
     def add_start(self, context_tokens: int, seconds: float, *, uncached: bool = False) -> None:
         """Add the time from dispatch to first token; uncached: almost none of the context was cached."""
@@ -162,14 +163,13 @@ class PreemptionCost:
 
     def prefill_s(self) -> float | None:
         """Return the seconds per uncached prompt token; None until prompts of several lengths were observed."""
-        line = self._uncached
-        if line.count < _MIN_UNCACHED or line.xx - line.x * line.x / line.count <= _MIN_SPREAD * line.xx:
-            return None
-        return line.fit()[1]
+        n, x, _, xx, _ = self._uncached.moments.tolist()
+        identified = n >= _MIN_UNCACHED and xx - x * x / n > _MIN_SPREAD * xx
+        return self._uncached.fit()[1] if identified else None
 
     def recompute_steps(self, context_tokens: int, num_running: int) -> float:
         """Return the cost of a preemption in decode steps of a batch of ``num_running``."""
-        if self._starts.count < _MIN_STARTS or self._tokens < _MIN_TOKENS or not self._token_s:
+        if self._starts.moments[0] < _MIN_STARTS or self._tokens < _MIN_TOKENS or not self._token_s:
             return context_tokens * PREFILL_WEIGHT / num_running
         step_s = self._token_s / self._tokens
         start_s, token_s = self._starts.fit()
@@ -179,30 +179,24 @@ class PreemptionCost:
 
 
 class _DecayingLine:
-    """A least-squares line with exponential decay and no negative coefficient."""
+    """A least-squares line with exponential decay and no negative coefficient; ``moments`` are 1, x, y, xx, xy."""
 
-    __slots__ = ("_decay", "count", "x", "xx", "xy", "y")
-
-    def __init__(self, decay: float) -> None:
-        self._decay = decay
-        self.count = self.x = self.y = self.xx = self.xy = 0.0
+    def __init__(self) -> None:
+        self.moments = np.zeros(5)
 
     def add(self, x: float, y: float) -> None:
         """Add a point."""
-        decay = self._decay
-        self.count = self.count * decay + 1.0
-        self.x, self.y = self.x * decay + x, self.y * decay + y
-        self.xx, self.xy = self.xx * decay + x * x, self.xy * decay + x * y
+        self.moments = self.moments * _START_DECAY + (1.0, x, y, x * x, x * y)
 
     def fit(self) -> tuple[float, float]:
         """Return (intercept, slope); at least one point must be there."""
-        n = self.count
-        spread = self.xx - self.x * self.x / n
-        slope = (self.xy - self.x * self.y / n) / spread if spread > 1e-9 * self.xx else 0.0
+        n, x, y, xx, xy = self.moments.tolist()
+        spread = xx - x * x / n
+        slope = (xy - x * y / n) / spread if spread > 1e-9 * xx else 0.0
         if slope <= 0:
-            return self.y / n, 0.0
-        intercept = (self.y - slope * self.x) / n
-        return (intercept, slope) if intercept >= 0 else (0.0, self.xy / self.xx)
+            return y / n, 0.0
+        intercept = (y - slope * x) / n
+        return (intercept, slope) if intercept >= 0 else (0.0, xy / xx)
 
 
 _WINDOW_S = 1.0
@@ -367,10 +361,6 @@ class Worker:
         """Mark a request as being preempted."""
         entry.state, entry.preempted_s = State.PREEMPTING, now_s
         self.num_preempting += 1
-
-    def preempted(self, now_s: float, entry: Entry) -> None:
-        """Add the idle time of a preempted request's slot: since the decision, or its last token after that."""
-        self.cost.add_return(now_s - max(entry.preempted_s, entry.last_token_s))  # max(a, NaN) is a
 
     def mark_nonpreemptible(self, entry: Entry) -> bool:
         """Let a request run to its end; return whether it was being preempted."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.queue import Bins, Queue
 from lengthwise.gateway.core.ranking import Entry, State
-from lengthwise.gateway.core.worker import MAX_BLOCKS, Worker
+from lengthwise.gateway.core.worker import MAX_BLOCKS, Worker, mean_tokens_per_s
 from lengthwise.gateway.scheduling import Phase, WorkerState
 
 # Read with every token: a module's name is found faster than a member of an enumeration.
@@ -48,12 +48,11 @@ class WorkerPool:
 
     def __init__(self, dispatch: Dispatch, *, no_limit: bool, phased: bool = False) -> None:
         self._dispatch, self._no_limit, self._phased = dispatch, no_limit, phased
-        self._finished_phases: list[Phase] = []
-        self._renamed: list[tuple[str, str]] = []
+        self.finished_phases: list[Phase] = []
         self._workers: dict[str, Worker] = {}
         self._known_models: set[str] = set()
-        self._served_models: set[str] = set()
-        self._unserved_since_s: dict[str, float] = {}
+        self.served_models: set[str] = set()  # of workers that are up
+        self.unserved_since_s: dict[str, float] = {}  # of models without a worker that is up, if there was one
         self._models_incomplete = True
         self._backoff_until_s = -math.inf
         self.up: list[Worker] = []
@@ -73,9 +72,12 @@ class WorkerPool:
             return None
         return self._workers[entry.worker]
 
-    def update(self, now_s: float, states: Sequence[WorkerState]) -> list[Entry]:
-        """Replace the set of workers; return the requests that lost their worker."""
-        lost, new = list[Entry](), list[Worker]()
+    def update(self, now_s: float, states: Sequence[WorkerState]) -> tuple[list[Entry], list[tuple[str, str]]]:
+        """Replace the set of workers; return the requests that lost their worker, and (before, now) of changed names.
+
+        Workers share slots with a leaving one at their address; a new one there also inherits its observations.
+        """
+        lost, new, renamed = list[Entry](), list[Worker](), list[tuple[str, str]]()
         before, self._workers = self._workers, {}
         for state in states:
             worker = before.get(state.renamed_from)
@@ -83,8 +85,8 @@ class WorkerPool:
                 del before[state.renamed_from]
                 before[state.name] = worker
                 worker.rename(state.name)
-                self._renamed.append((state.renamed_from, state.name))
-        report = self._finished_phases.append if self._phased else None
+                renamed.append((state.renamed_from, state.name))
+        report = self.finished_phases.append if self._phased else None
         for state in states:
             worker = before.pop(state.name, None)
             if worker is None:
@@ -94,34 +96,23 @@ class WorkerPool:
             self._workers[state.name] = worker
         for worker in before.values():
             lost += worker.clear()
-        self._share_engines(new)
+        leaving = [one for one in self if one.state.renamed_from and one.state.address]
+        for worker in self:
+            stays, address = not worker.state.renamed_from, worker.state.address
+            worker.leaving = tuple(one for one in leaving if stays and one.state.address == address)
+        for worker in new:
+            if worker.leaving:
+                last = max(worker.leaving, key=lambda one: one.state.epoch)
+                worker.inherit(last)
+                renamed.append((last.name, worker.name))
         for worker in self:
             worker.prefix_cache.max_blocks = MAX_BLOCKS // len(self._workers)
         self._update_models(now_s)
-        return lost
-
-    def pop_renamed(self) -> tuple[tuple[str, str], ...]:
-        """Return the (before, now) names since the last call: of workers, and of engines under another name."""
-        renamed, self._renamed = tuple(self._renamed), []
-        return renamed
-
-    def pop_finished_phases(self) -> tuple[Phase, ...]:
-        """Return the phases that finished since the last call."""
-        phases = tuple(self._finished_phases)
-        self._finished_phases.clear()
-        return phases
+        return lost, renamed
 
     def may_serve(self, model: str) -> bool:
         """Return whether a worker serves or served the model, or has not reported its models yet."""
         return model in self._known_models or self._models_incomplete
-
-    def serves(self, model: str) -> bool:
-        """Return whether a worker that is up serves the model."""
-        return model in self._served_models
-
-    def unserved_since_s(self, model: str) -> float:
-        """Return since when no worker that is up serves the model; -inf never served."""
-        return self._unserved_since_s.get(model, -math.inf)
 
     def refused(self, now_s: float, name: str, retry_after_s: float) -> None:
         """Back off from a worker that reported a full queue."""
@@ -136,11 +127,6 @@ class WorkerPool:
             return math.inf
         return min((worker.backoff_until_s(now_s) for worker in self.up), default=math.inf)
 
-    def mean_tokens_per_s(self) -> float:
-        """Return the mean observed output rate of a worker; 0 none was observed."""
-        rates = [worker.throughput.tokens_per_s for worker in self.up if worker.throughput.tokens_per_s]
-        return sum(rates) / len(rates) if rates else 0.0
-
     def batch_size(self, model: str) -> int:
         """Return the largest limit of a worker that serves the model."""
         limits = [worker.limit for worker in self.up if model in worker.state.models]
@@ -149,7 +135,7 @@ class WorkerPool:
     def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
         """Return the predicted wait of a request that arrives now, behind waiting ``tokens``; ``model`` "" is any."""
         serving = [worker for worker in self.up if not model or model in worker.state.models]
-        usual = self.mean_tokens_per_s()
+        usual = mean_tokens_per_s(self.up)
         if not serving or not usual:
             return 0.0
         if (model or not tokens) and any(
@@ -169,25 +155,12 @@ class WorkerPool:
         times_s = drain_times_s(served, indices, rates)
         return min(times_s[at] for at in indices[model]) + first_slot_s
 
-    def _share_engines(self, new: Sequence[Worker]) -> None:
-        """Let workers share slots with a leaving one at their address; a new one inherits its observations."""
-        leaving = [one for one in self if one.state.renamed_from and one.state.address]
-        for worker in self:
-            stays, address = not worker.state.renamed_from, worker.state.address
-            worker.leaving = tuple(one for one in leaving if stays and one.state.address == address)
-        for worker in new:
-            if worker.leaving:
-                last = max(worker.leaving, key=lambda one: one.state.epoch)
-                worker.inherit(last)
-                self._renamed.append((last.name, worker.name))
-
     def _update_models(self, now_s: float) -> None:
         self.up = [worker for worker in self if worker.state.up]
         served = {model for worker in self.up for model in worker.state.models}
-        for model in self._served_models - served:
-            self._unserved_since_s[model] = now_s
+        self.unserved_since_s |= dict.fromkeys(self.served_models, now_s)
         for model in served:
-            self._unserved_since_s.pop(model, None)
-        self._served_models = served
+            self.unserved_since_s.pop(model, None)
+        self.served_models = served
         self._known_models |= {model for worker in self for model in worker.state.models}
         self._models_incomplete = not self._workers or any(not worker.state.models for worker in self)

@@ -17,6 +17,7 @@ from lengthwise.gateway.edge.auth import Caller, Keys, Tenants, network
 from lengthwise.gateway.edge.client_request import (
     CHAT,
     COMPLETIONS,
+    Headers,
     RequestParser,
     check_json,
     parse_headers,
@@ -165,9 +166,8 @@ class App:
             exchange.close()
 
     async def _serve(self, scope: Scope, exchange: AsgiExchange) -> None:
-        """Answer the request, if need be with an error."""
         try:
-            headers: dict[bytes, bytes] = {}
+            headers: Headers = {}
             try:
                 headers = parse_headers(scope["headers"], self._limits)
             finally:
@@ -202,15 +202,8 @@ class App:
         await exchange.send_fault(fault)
 
     async def _complete(
-        self,
-        exchange: AsgiExchange,
-        api: str,
-        caller: Caller,
-        address: str,
-        headers: dict[bytes, bytes],
-        request_id: str,
+        self, exchange: AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
     ) -> None:
-        """Serve a request for a completion."""
         if self.draining:
             raise draining()
         self.in_flight += 1
@@ -242,7 +235,6 @@ class App:
             self.in_flight -= 1
 
     async def _send_status(self, exchange: AsgiExchange, target: Route) -> None:
-        """Answer a route that needs no key."""
         if target.name == "openapi":
             await exchange.send(200, _JSON, self._document)
         elif target.name == "health":
@@ -254,7 +246,6 @@ class App:
             await exchange.send(200, _JSON, b'{"status":"ready"}')
 
     async def _send_models(self, exchange: AsgiExchange, target: Route, caller: Caller) -> None:
-        """Answer with the models that a caller can access, or with one of them."""
         entry = {"object": "model", "created": 0, "owned_by": "lengthwise"}
         models = {name: {"id": name} | entry for name in self._models() if caller.can_access(name)}
         if target.name == "models":

@@ -155,18 +155,14 @@ class Registry:
     def rank_key(self, now_s: float, entry: Entry) -> float:
         """Return the rank's key; NaN becomes infinity, the last place."""
         request, generated = entry.request, entry.request.num_output_tokens
-        predicted, remaining = self._lengths(entry)
+        predicted, remaining = self.lengths(entry)
         waited_s = entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.queued_s
         lengths = request.num_prompt_tokens, generated, predicted, remaining, math.nan
         counts = entry.hint.priority, entry.admission, entry.cuts, math.nan, 0
         key = float(self._rank(now_s, entry.arrival_s, *lengths, waited_s, *counts))
         return math.inf if math.isnan(key) else key
 
-    def remaining_tokens(self, entry: Entry) -> float:
-        """Return the predicted remaining tokens, at least 1."""
-        return self._lengths(entry)[1]
-
-    def _lengths(self, entry: Entry) -> tuple[float, float]:
+    def lengths(self, entry: Entry) -> tuple[float, float]:
         """Return the length predicted at the last window, and the remaining tokens, at least 1."""
         window, generated = self.settings.window_tokens, entry.request.num_output_tokens
         predicted = entry.hint.predicted_tokens(generated // window * window)
@@ -216,18 +212,11 @@ class Preemption:
         if other is None:
             return None
         request = other.request
-        gain = self._gain(
-            -math.inf if own.overdue else registry.rank_key(now_s, own),
-            registry.rank_key(now_s, other),
-            registry.remaining_tokens(own),
-            registry.remaining_tokens(other),
-            request.num_output_tokens,
-            (request.num_prompt_tokens + request.num_output_tokens) * PREFILL_WEIGHT / len(running),
-            len(running),
-            num_waiting,
-            own.queued_for_s + now_s - own.queued_s,
-            other.cuts,
-        )
+        keys = (-math.inf if own.overdue else registry.rank_key(now_s, own), registry.rank_key(now_s, other))
+        lengths = (registry.lengths(own)[1], registry.lengths(other)[1], request.num_output_tokens)
+        recompute = (request.num_prompt_tokens + request.num_output_tokens) * PREFILL_WEIGHT / len(running)
+        waited_s = own.queued_for_s + now_s - own.queued_s
+        gain = self._gain(*keys, *lengths, recompute, len(running), num_waiting, waited_s, other.cuts)
         return request if gain > 0 else None
 
     def record(self, victim: Any) -> None:

@@ -156,19 +156,11 @@ class PhaseTracker:
         self, state: EngineState, steps: int, prompts: int, tokens: int, next_tokens: int
     ) -> tuple[int, int]:
         """Return (admissions, flags) of the policy for one stage with no step in flight."""
-        given = self._parameters | {
-            "decodes": state.decodes,
-            "prefills": state.partial,
-            "waiting": state.waiting,
-            "num_running": state.decodes + state.partial + prompts,
-            "in_flight": 0,
-            "stages": 1,
-            "phase_steps": steps,
-            "phase_rounds": max(0, steps - 1),
-            "step_prompts": prompts,
-            "step_tokens": tokens,
-            "next_tokens": next_tokens,
-        }
+        running = state.decodes + state.partial + prompts
+        engine = {"decodes": state.decodes, "prefills": state.partial, "num_running": running, "waiting": state.waiting}
+        phase = {"phase_steps": steps, "phase_rounds": max(0, steps - 1), "in_flight": 0, "stages": 1}
+        step = {"step_prompts": prompts, "step_tokens": tokens, "next_tokens": next_tokens}
+        given = self._parameters | engine | phase | step
         admit, _, flags = self._policy.function(*(given[name] for name in self._policy.arguments))
         return int(admit), int(flags)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import not_
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from lengthwise.backend.openai_protocol import CHAT
@@ -15,7 +16,7 @@ from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTE
 from lengthwise.gateway.relay.failures import UpstreamError
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
-from lengthwise.gateway.relay.upstream import Attempt, queue_full_error
+from lengthwise.gateway.relay.upstream import Attempt, UpstreamConnection, queue_full_error
 from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.predict.distribution import LEVELS
 
@@ -177,8 +178,6 @@ _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 def insert_fields(body: bytes, fields: Fields) -> bytes:
     """Insert new fields at the start of a JSON object, without parsing it."""
-    import msgspec
-
     if not fields:
         return body
     start = body.index(b"{") + 1
@@ -188,8 +187,6 @@ def insert_fields(body: bytes, fields: Fields) -> bytes:
 
 def merge_fields(body: bytes, fields: Fields) -> bytes:
     """Set fields of a JSON object, which is parsed only where one may occur; objects of the same name are merged."""
-    import msgspec
-
     if b"\\u" in body or any(b'"%b"' % name.encode() in body for name in fields):
         own = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if not own.keys().isdisjoint(fields):
@@ -203,8 +200,6 @@ def merge_fields(body: bytes, fields: Fields) -> bytes:
 
 def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> bytes:
     """Return the client's body; for a tracked response, with token ids (and a stream) requested."""
-    import msgspec
-
     if not plan.is_tracked_at(worker):
         return client_request.body
     ids = {} if plan.options.ids else {"return_token_ids": True}
@@ -237,8 +232,6 @@ def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, 
 
     ``prompt_ids`` and ``ids`` (of the output so far) are texts of JSON lists, ``fields`` those of the client's body.
     """
-    import msgspec
-
     own = {name: value for name, value in fields.items() if name in FORWARDED_FIELDS and value not in (None, [], "")}
     own.pop("logprobs", None)
     min_tokens = int(fields.get("min_tokens") or 0) - generated
@@ -247,13 +240,6 @@ def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, 
     own |= {"model": fields["model"], "max_tokens": remaining, "return_token_ids": True, **_STREAM}
     prompt = prompt_ids + b"," + ids if ids else prompt_ids
     return b'{"prompt":[' + prompt + b"]," + msgspec.json.encode(own)[1:]
-
-
-def attempt_headers(client_request: ClientRequest, attempt: int) -> list[tuple[str, str]]:
-    """Return the headers of the ``attempt``-th attempt (from 1): no engine sees the same request id twice."""
-    if attempt < 2:
-        return client_request.headers
-    return [(name, f"{value}-{attempt}" if name == "X-Request-Id" else value) for name, value in client_request.headers]
 
 
 def new_response(
@@ -280,24 +266,26 @@ class RequestRejectedError(Exception):
         self.status, self.body, self.content_type = status, body, content_type
 
 
-async def require_success(attempt: Attempt, *, resumed: bool, listed_model: str) -> None:
+async def require_success(
+    attempt: Attempt, connection: UpstreamConnection, *, resumed: bool, listed_model: str
+) -> None:
     """Raise QueueFullError, RequestRejectedError or UpstreamError unless the engine answers with 200.
 
     ``resumed``: an engine has accepted the request before. ``listed_model`` is its model if the engine lists it: a 404
     about it is the engine's fault.
     """
-    status = attempt.status
+    status = connection.status
     if status == 200:
         return
     body = await attempt.read_rest()
     if status in (503, 429):
-        raise queue_full_error(attempt.headers)
+        raise queue_full_error(connection.headers)
     # 401, 403 and 407 are about the gateway's own key, which is no fault of a client.
     engine_fault = status >= 500 or status in (401, 403, 407)
     if status == 404 and listed_model:
         engine_fault = listed_model.encode() in body and b"model" in body.lower()
     if 400 <= status < 500 and not resumed and not engine_fault:
-        raise RequestRejectedError(status, body, attempt.headers.get("content-type", "application/json"))
+        raise RequestRejectedError(status, body, connection.headers.get("content-type", "application/json"))
     detail = body[:300].decode("utf-8", "replace")
     raise UpstreamError(f"http {status}", detail, status=status, engine_fault=engine_fault)
 

@@ -28,16 +28,6 @@ class UpstreamError(Exception):
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail, self.status, self.engine_fault, self.code = reason, detail, status, engine_fault, code
 
-    @property
-    def reported_by_engine(self) -> bool:
-        """Whether the engine reports the error, by status or inside its stream: the request may be at fault."""
-        return bool(self.status) or self.reason == IN_STREAM_ERROR
-
-    def is_outage(self, *, output_started: bool) -> bool:
-        """Return whether all requests at the engine fail with this one: it is gone, or fell silent amid an output."""
-        gone = self.reason in ("no connection", "closed early") or (self.reason == STALLED and output_started)
-        return self.engine_fault and gone
-
 
 def response_too_long(max_bytes: int, *, engine_fault: bool) -> UpstreamError:
     """Return the error for a buffered response longer than ``max_bytes``."""
@@ -59,14 +49,6 @@ class AttemptInterruptedError(Exception):
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
         self.cause = cause
-
-
-class RequestFailedError(Exception):
-    """The client gets no (further) output; ``status`` is used if nothing has been sent to the client yet."""
-
-    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
 
 
 MAX_RETRIES, MAX_CALLER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one caller
@@ -117,7 +99,8 @@ class RetryBudget:
 
         ``failures`` counts the engines that failed the request, ``output_started`` concerns the last one.
         """
-        return (failures == 1 and error.is_outage(output_started=output_started)) or self.take(caller)
+        gone = error.reason in ("no connection", "closed early") or (error.reason == STALLED and output_started)
+        return (failures == 1 and error.engine_fault and gone) or self.take(caller)
 
 
 class FailureAttribution:
@@ -131,15 +114,11 @@ class FailureAttribution:
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
         self._fleet, self._model, self._session = fleet, client_request.model, client_request.sender.session
-        self._worker: Worker | None = None
+        self.worker: Worker | None = None  # of the current attempt
         self._errors: dict[int, tuple[Worker, bool]] = {}
         """Workers that answered with an error, by id; True: inside a stream."""
         self._suspect: Worker | None = None  # worker whose 4xx is being checked at a peer
         self.caller = caller_of(client_request)
-
-    def on_attempt(self, worker: Worker) -> None:
-        """Note the worker of the current attempt."""
-        self._worker = worker
 
     def on_accepted(self) -> None:
         """Note a 200: a suspect that rejected the same request was wrong."""
@@ -149,23 +128,23 @@ class FailureAttribution:
 
     def on_error(self, error: UpstreamError) -> None:
         """Note a failure of the current worker."""
-        if (worker := self._worker) is None or not self._current(worker):
+        if (worker := self.worker) is None or not self._current(worker):
             return
-        if error.reported_by_engine:
+        if error.status or error.reason == IN_STREAM_ERROR:  # the engine reports it: the request may be at fault
             self._errors[id(worker)] = (worker, not error.status)
         else:
             self._fleet.failed(worker.name, error.reason)
 
     def on_first_output(self) -> None:
         """Note the first output of the current worker: workers that answered with an HTTP error are at fault."""
-        if name := self._current(self._worker):
+        if name := self._current(self.worker):
             self._fleet.started(name)
         if self._errors:
             self._report_errors(in_stream=False)
 
     def on_preempted(self) -> None:
         """Note that the current worker served the request up to its preemption."""
-        if name := self._current(self._worker):
+        if name := self._current(self.worker):
             self._fleet.succeeded(name, self._model)
 
     def on_finished(self) -> None:
@@ -187,10 +166,10 @@ class FailureAttribution:
 
     def should_check_rejection(self, budget: RetryBudget) -> bool:
         """Return whether a peer should get a rejected (4xx) request, as this engine rejects suspiciously many; once."""
-        name = self._current(self._worker) if self._suspect is None else ""
+        name = self._current(self.worker) if self._suspect is None else ""
         if not (name and self._fleet.suspects(name, self._model) and budget.take(self.caller)):
             return False
-        self._suspect = self._worker
+        self._suspect = self.worker
         return True
 
     def on_rejected(self) -> None:
@@ -199,7 +178,7 @@ class FailureAttribution:
             if name := self._current(self._suspect):
                 self._fleet.record_outcome(name, self._model, wrong=False)
             self._suspect = None
-        elif name := self._current(self._worker):
+        elif name := self._current(self.worker):
             self._fleet.rejected(name, self._model, self._session)
 
     def close(self) -> None:
@@ -213,7 +192,7 @@ class FailureAttribution:
         for key, (worker, inside) in list(self._errors.items()):
             if inside == in_stream:
                 del self._errors[key]
-                if worker is not self._worker and (name := self._current(worker)):
+                if worker is not self.worker and (name := self._current(worker)):
                     self._fleet.erred(name, None)
 
     def _current(self, worker: Worker | None) -> str:

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.relay.engine_request import plan
 from lengthwise.gateway.relay.failures import RetryBudget, caller_of
-from lengthwise.gateway.relay.request_session import Answer, RelayContext, RequestSession
+from lengthwise.gateway.relay.request_session import Answer, RequestSession
 from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 
@@ -43,20 +42,13 @@ class Relay:
     ) -> None:
         self.budget = RetryBudget(config.resilience.retry_share)
         self.config = config
-        self._driver, self._fleet, self._forecaster = driver, fleet, forecaster
+        self.fleet, self._driver, self._forecaster = fleet, driver, forecaster
         self._requested_tokens = requested_tokens or (lambda _body, _fields, _max_tokens: 0)
         self._ids = itertools.count(1)
         self._resumes, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._context = RelayContext(
-            fleet,
-            config,
-            self.budget,
-            add_hints or (lambda _request, _worker, body: body),
-            self._on_window,
-            self._spawn,
-            track_text=bool(getattr(forecaster, "reads_text", False)),
-        )
+        self.add_hints = add_hints or (lambda _request, _worker, body: body)
+        self.track_text = bool(getattr(forecaster, "reads_text", False))  # whether a predictor reads generated text
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise RequestRefusedError if not admitted or expired."""
@@ -83,12 +75,11 @@ class Relay:
         )
         request.length_prediction = await self._forecaster.first(request, client_request.prompt.text)
         ticket = await self._driver.enter(request)
-        return await RequestSession(self._context, client_request, resumption, ticket).respond()
+        return await RequestSession(self, client_request, resumption, ticket).respond()
 
     def configure(self, config: GatewayConfig) -> None:
         """Use another configuration for later requests."""
         self.config = config
-        self._context = replace(self._context, config=config)
 
     async def aclose(self) -> None:
         """Cancel background tasks."""
@@ -101,16 +92,17 @@ class Relay:
         now_s = self._driver.clock()
         if now_s - self._polled_s > _POLL_INTERVAL_S:
             self._resumes = False
-            for state in self._fleet.states():
+            for state in self.fleet.states():
                 with contextlib.suppress(KeyError):  # the worker left since the states were taken
-                    capabilities = self._fleet.worker(state.name).capabilities
+                    capabilities = self.fleet.worker(state.name).capabilities
                     self._resumes |= capabilities.ids_each and capabilities.token_ids
             self._polled_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
-    def _on_window(self, session: RequestSession) -> None:
+    def on_window(self, session: RequestSession) -> None:
+        """Predict again, as the output of a request has passed a window of tokens."""
         if self.config.order.mode != "fcfs":
-            self._spawn(self._predict_again(session))
+            self.spawn(self._predict_again(session))
 
     async def _predict_again(self, session: RequestSession) -> None:
         request = session.ticket.request
@@ -119,7 +111,8 @@ class Relay:
         if not session.ticket.finished:
             self._driver.reforecast(request.id, prediction)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

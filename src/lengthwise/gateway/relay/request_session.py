@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from lengthwise.backend.openai_protocol import CHAT, Server
-from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import ChunkWriter
 from lengthwise.gateway.relay import engine_request
 from lengthwise.gateway.relay.engine_request import Plan, RequestRejectedError
@@ -19,31 +19,17 @@ from lengthwise.gateway.relay.failures import (
     AttemptInterruptedError,
     FailureAttribution,
     QueueFullError,
-    RequestFailedError,
-    RetryBudget,
     UpstreamError,
 )
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
-from lengthwise.gateway.request import ClientRequest, Outcome, Request
+from lengthwise.gateway.request import ClientRequest, Outcome, Rejection
 from lengthwise.gateway.scheduler_driver import GONE, RequestFinishedError, RequestRefusedError, Ticket
 
 if TYPE_CHECKING:
-    from lengthwise.gateway.fleet import Fleet, Worker
-
-
-@dataclass(frozen=True, slots=True)
-class RelayContext:
-    """Shared by all request sessions; ``track_text``: a predictor reads the generated text, so that it is retained."""
-
-    fleet: Fleet
-    config: GatewayConfig
-    budget: RetryBudget
-    add_hints: Callable[[Request, Worker, bytes], bytes]
-    on_window: Callable[[RequestSession], None]
-    spawn: Callable[[Coroutine[Any, Any, None]], None]
-    track_text: bool = False
+    from lengthwise.gateway.fleet import Worker
+    from lengthwise.gateway.relay.relay import Relay
 
 
 _CONTEXT_IDS = 12
@@ -56,8 +42,6 @@ async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) 
     A chunk with several tokens may end in half a character, which the engine holds back. ``/detokenize`` of the last
     tokens shows it. An engine without that route is taken to hold back nothing.
     """
-    import msgspec
-
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
@@ -154,12 +138,12 @@ def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
     return Answer(status, headers, body)
 
 
-def _error_body(error: RequestFailedError) -> bytes:
-    """Return an error in OpenAI's format."""
-    import msgspec
+_STOPPED = Rejection(503, "stopped", "The gateway stopped this request.", 1.0)
 
+
+def _error_body(error: Rejection) -> bytes:
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    return msgspec.json.encode({"error": {"message": str(error), "type": kind, "param": None, "code": error.reason}})
+    return msgspec.json.encode({"error": {"message": error.message, "type": kind, "param": None, "code": error.reason}})
 
 
 _QUEUE_FULL_CODE = re.compile(r'"code":\s?"?(?:503|429)\b')
@@ -170,13 +154,13 @@ MAX_FAILURES = 3
 class RequestSession:
     """One request from its dispatch to its end; ``text`` is the output so far, for a predictor that reads it."""
 
-    def __init__(self, context: RelayContext, client_request: ClientRequest, plan: Plan, ticket: Ticket) -> None:
+    def __init__(self, relay: Relay, client_request: ClientRequest, plan: Plan, ticket: Ticket) -> None:
         self.client_request, self.plan, self.ticket = client_request, plan, ticket
         self.response: Response | None = None  # the current response; None before it starts or after it was given up
-        self.text = GeneratedText() if context.track_text and client_request.stream else None
+        self.text = GeneratedText() if relay.track_text and client_request.stream else None
         self.writer: ChunkWriter | None = None  # client connection to which chunks go as they arrive
-        self._context = context
-        self._attribution = FailureAttribution(context.fleet, client_request)
+        self._relay, self._config = relay, relay.config
+        self._attribution = FailureAttribution(relay.fleet, client_request)
         self._rejection: RequestRejectedError | None = None
         """The rejection by one engine while a peer is asked."""
         self._attempt: Attempt | None = None
@@ -197,12 +181,12 @@ class RequestSession:
         except RequestRejectedError as rejection:
             self._attribution.on_rejected()
             return self._reject(rejection)
-        except RequestFailedError as error:
+        except RequestRefusedError as error:
             if self._rejection is not None:  # no peer could be asked, so the engine's rejection stands
                 return self._reject(self._rejection)
-            return self._fail(error)
+            return self._fail(error.rejection)
         except RequestFinishedError:
-            return self._fail(_stopped())
+            return self._fail(_STOPPED)
         except BaseException as error:
             gone = isinstance(error, asyncio.CancelledError)
             self.end(Outcome.CLIENT_GONE if gone else Outcome.FAILED, "before its answer began")
@@ -217,12 +201,12 @@ class RequestSession:
         try:
             return await self.next_chunk()
         except RequestFinishedError:
-            error = _stopped()
+            error = _STOPPED
         except RequestRejectedError as rejection:
-            error = RequestFailedError(502, "engine_failed", f"the engine refused to continue: {rejection}")
-        except RequestFailedError as failure:
-            error = failure
-        self.end(Outcome.FAILED, str(error))
+            error = Rejection(502, "engine_failed", f"the engine refused to continue: {rejection}")
+        except RequestRefusedError as refusal:
+            error = refusal.rejection
+        self.end(Outcome.FAILED, error.message)
         return None if self._client_gone else b"data: " + _error_body(error) + b"\n\n"
 
     def on_client_gone(self) -> None:
@@ -234,8 +218,8 @@ class RequestSession:
         self.end(Outcome.REJECTED, str(rejection))
         return complete_answer(rejection.status, rejection.body, rejection.content_type)
 
-    def _fail(self, error: RequestFailedError) -> Answer:
-        self.end(Outcome.FAILED, str(error))
+    def _fail(self, error: Rejection) -> Answer:
+        self.end(Outcome.FAILED, error.message)
         answer = complete_answer(error.status, _error_body(error), "application/json")
         if error.retry_after_s is not None:
             answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
@@ -246,7 +230,7 @@ class RequestSession:
     async def next_chunk(self) -> bytes | None:
         """Return the next bytes for the client; None at the end.
 
-        Raises RequestRejectedError from the engine, RequestFailedError where the output cannot start or continue,
+        Raises RequestRejectedError from the engine, RequestRefusedError where the output cannot start or continue,
         RequestFinishedError where the request was ended elsewhere.
         """
         problem: Exception | None = None
@@ -265,7 +249,7 @@ class RequestSession:
             except (UpstreamError, QueueFullError, AttemptInterruptedError) as error:
                 problem = error
             except RequestRejectedError as rejection:
-                if not self._attribution.should_check_rejection(self._context.budget):
+                if not self._attribution.should_check_rejection(self._relay.budget):
                     raise
                 self._rejection = problem = rejection
         return None
@@ -314,7 +298,7 @@ class RequestSession:
             if attempt.at_end:
                 attempt.close()
             else:
-                self._context.spawn(attempt.drain())
+                self._relay.spawn(attempt.drain())
             self.end(Outcome.FINISHED, response.cause)
         elif ticket.preempted.is_set() and not response.complete and (tracked := _preemptible(response)):
             self._preempt_chunks += 1
@@ -326,10 +310,10 @@ class RequestSession:
 
     async def _start_attempt(self) -> bytes:
         """Send the request to the assigned worker; return the end of an output that is already at its limit."""
-        context, client_request, ticket = self._context, self.client_request, self.ticket
+        relay, client_request, ticket = self._relay, self.client_request, self.ticket
         self._worker = None
         try:
-            self._worker = worker = context.fleet.worker(ticket.current_worker)
+            self._worker = worker = relay.fleet.worker(ticket.current_worker)
         except KeyError:
             raise UpstreamError(GONE, engine_fault=False) from None
         body: bytes | None
@@ -344,17 +328,21 @@ class RequestSession:
             body = engine_request.first_body(client_request, self.plan, worker)
         if not self.plan.can_preempt_at(worker):
             ticket.mark_nonpreemptible()
-        resilience = context.config.resilience
+        resilience = self._config.resilience
         self._attempt = attempt = Attempt(resilience)
         self._attempts, self._attempt_output_started = self._attempts + 1, False
-        self._attribution.on_attempt(worker)
-        body = context.add_hints(ticket.request, worker, body)
-        await attempt.open(worker.session, path, body, engine_request.attempt_headers(client_request, self._attempts))
+        self._attribution.worker = worker
+        body = relay.add_hints(ticket.request, worker, body)
+        headers = client_request.headers
+        if self._attempts > 1:  # no engine sees the same request id twice
+            suffix = f"-{self._attempts}"
+            headers = [(name, value + suffix if name == "X-Request-Id" else value) for name, value in headers]
+        connection = await attempt.open(worker.session, path, body, headers)
         listed_model = client_request.model if client_request.model in worker.capabilities.models else ""
-        await engine_request.require_success(attempt, resumed=self._resuming, listed_model=listed_model)
+        await engine_request.require_success(attempt, connection, resumed=self._resuming, listed_model=listed_model)
         self._attribution.on_accepted()
         self._preempt_chunks, self._rejection = 0, None
-        self._content_type = attempt.headers.get("content-type", "")
+        self._content_type = connection.headers.get("content-type", "")
         if not self._resuming:
             self.response = engine_request.new_response(
                 client_request, self.plan, worker, self._content_type, resilience.answer_bytes
@@ -373,9 +361,9 @@ class RequestSession:
             if not self.ticket.request.single_chunk:
                 self.ticket.first_token()
         if response.count >= self._next_window:
-            tokens = self._context.config.order.window_tokens
+            tokens = self._config.order.window_tokens
             if response.count >= tokens and not response.complete:
-                self._context.on_window(self)
+                self._relay.on_window(self)
             self._next_window = (response.count // tokens + 1) * tokens
 
     def _release_retry_state(self, response: Response) -> None:
@@ -400,7 +388,7 @@ class RequestSession:
             self.end(Outcome.CLIENT_GONE, problem.cause)
             if problem.cause == SLOW_READER:
                 # The client may read on, and must not take a part of the output for all of it.
-                raise RequestFailedError(408, "slow_reader", "The answer was not read in time.")
+                raise RequestRefusedError(Rejection(408, "slow_reader", "The answer was not read in time."))
             raise RequestFinishedError
         elif response is not None and (rest := response.completion()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
@@ -409,7 +397,7 @@ class RequestSession:
         else:
             if self._attempt_output_started:
                 self._attribution.on_preempted()
-            await self._resume("window" if self._context.config.order.mode == "windowed" else "cut")
+            await self._resume("window" if self._config.order.mode == "windowed" else "cut")
         return b""
 
     async def _fail_over(self, error: UpstreamError) -> bytes:
@@ -426,10 +414,10 @@ class RequestSession:
         self._failures += 1
         started, attribution = self._attempt_output_started, self._attribution
         final = bool(error.code) or (response is not None and response.blocked) or self._failures >= MAX_FAILURES
-        if (final or attribution.is_request_fault()) or not self._context.budget.take_for(
+        if (final or attribution.is_request_fault()) or not self._relay.budget.take_for(
             error, attribution.caller, failures=self._failures, output_started=started
         ):
-            raise RequestFailedError(502, error.code or "engine_failed", f"The engine failed: {error}")
+            raise RequestRefusedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}"))
         await self._resume("failed_over" if self._output_started else "retried", avoid=True)
         return b""
 
@@ -438,7 +426,7 @@ class RequestSession:
         self._close_attempt()
         response = self.response
         if response is not None and response.blocked:
-            raise RequestFailedError(502, "engine_failed", "The engine is gone.")
+            raise RequestRefusedError(Rejection(502, "engine_failed", "The engine is gone."))
         self._resuming = response is not None and response.can_resume
         num_tokens = 0
         if isinstance(response, TrackedStream) and self._resuming:
@@ -447,22 +435,17 @@ class RequestSession:
             self.response = None
             self.text = self.text and GeneratedText()
         last = self.ticket.current_worker if self._worker is None else self._worker.name
-        await self._wait_for_worker(self.ticket.retry(cause, avoid=last if avoid else "", generated=num_tokens))
+        await self.ticket.retry(cause, avoid=last if avoid else "", generated=num_tokens)
 
     async def _requeue(self, error: QueueFullError) -> None:
         """Return to the queue, as the engine's own queue is full."""
         self._close_attempt()
-        now_s, config = asyncio.get_running_loop().time(), self._context.config
+        now_s, config = asyncio.get_running_loop().time(), self._config
         self._full_since_s = self._full_since_s or now_s
         if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
-            raise RequestFailedError(503, "overloaded", "The engines are full.", error.retry_after_s or 1.0)
-        await self._wait_for_worker(self.ticket.requeue(error.retry_after_s or 0.0))
-
-    async def _wait_for_worker(self, assignment: Awaitable[Ticket]) -> None:
-        try:
-            await assignment
-        except RequestRefusedError as error:
-            raise RequestFailedError(*astuple(error.rejection)) from None
+            after_s = error.retry_after_s or 1.0
+            raise RequestRefusedError(Rejection(503, "overloaded", "The engines are full.", after_s))
+        await self.ticket.requeue(error.retry_after_s or 0.0)
 
     def _on_interrupt(self, cause: str) -> None:
         """Give the worker's slot back at once if nothing is lost by it, else at a later chunk."""
@@ -496,7 +479,3 @@ class RequestSession:
 def _preemptible(response: Response | None) -> TrackedStream | None:
     """Return the response if a preemption now loses nothing that the client has."""
     return response if isinstance(response, TrackedStream) and response.can_preempt else None
-
-
-def _stopped() -> RequestFailedError:
-    return RequestFailedError(503, "stopped", "The gateway stopped this request.", 1.0)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import msgspec
+
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.relay import sse
 from lengthwise.gateway.relay.failures import IN_STREAM_ERROR, MALFORMED, UpstreamError, response_too_long
@@ -52,11 +54,12 @@ class Response:
         self.cause = ""
         self.complete = self.finished = False
         self.error: UpstreamError | None = None  # error that the engine reported inside the stream, or that ended it
+        self._preamble = _Preamble()
 
     @property
     def sent(self) -> bool:
         """Whether the client has bytes that cannot be taken back."""
-        return False
+        return self._preamble.released
 
     @property
     def can_resume(self) -> bool:
@@ -88,13 +91,9 @@ class Passthrough(Response):
         super().__init__()
         self.error_forwarded = False
         self.template = EventTemplate()
-        self._splitter, self._preamble = EventSplitter(), _Preamble()
+        self._splitter = EventSplitter()
         self._unscanned = False
         self._choices_left = choices
-
-    @property
-    def sent(self) -> bool:
-        return self._preamble.released
 
     def feed(self, data: bytes) -> bytes:
         num_events = 1 if self.template.matches(data) else self.template.count_matches(data)
@@ -195,14 +194,10 @@ class TrackedStream(Response):
         self.flushed_tokens = self.partial_tokens = 0
         self.template, self._options = EventTemplate(), options
         self._max_event_bytes = sse.MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
-        self._splitter, self._preamble = EventSplitter(self._max_event_bytes), _Preamble()
+        self._splitter = EventSplitter(self._max_event_bytes)
         self._ids, self._unsent_ids = list[bytes](), list[bytes]()
         self._usage_sent, self._first_event = False, b""
         self._rewriter: ChunkRewriter | None = None
-
-    @property
-    def sent(self) -> bool:
-        return self._preamble.released
 
     @property
     def can_resume(self) -> bool:
@@ -501,8 +496,6 @@ class AssembledResponse(TrackedStream):
         self._size += len(text) + _BYTES_PER_ITEM
 
     def _encode(self) -> bytes:
-        import msgspec
-
         text = "".join(self._texts)
         kind, content = "text_completion", dict[str, Any](text=text)
         if self._options.api == CHAT:

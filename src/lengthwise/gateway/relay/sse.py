@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from lengthwise.backend.openai_protocol import CHAT, SseReader
 
 MAX_EVENT_BYTES = 1 << 20
@@ -68,8 +70,6 @@ def event_data(event: bytes) -> str:
 
 def parse_object(data: str) -> dict[str, Any]:
     """Parse the JSON object in an event's data; raise ValueError for anything else."""
-    import msgspec
-
     try:
         chunk = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -276,6 +276,4 @@ def usage_of(prompt_ids: bytes, generated: int) -> dict[str, int]:
 
 
 def _encode_event(fields: dict[str, Any]) -> bytes:
-    import msgspec
-
     return b"data: " + msgspec.json.encode(fields) + b"\n\n"

@@ -39,12 +39,6 @@ class UpstreamConnection(asyncio.Protocol):
     reader sleeps on: this saves a tick of the loop and a task switch per token.
     """
 
-    __slots__ = (
-        "_buffered_bytes", "_chunks", "_error", "_head_bytes", "_in_head", "_keep_alive", "_loop", "_parser", "_paused",
-        "_started", "_transport", "_until_close", "_waiter", "complete", "consumed_s", "headers", "idle_since_s",
-        "on_body", "on_chunk", "reused", "status",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -314,11 +308,6 @@ class Attempt:
     that reads nothing for ``stall_s`` is given up likewise.
     """
 
-    __slots__ = (
-        "_closed", "_connecting", "_connection", "_interrupt_cause", "_limit_s", "_loop", "_pool", "_reading",
-        "_resilience", "_since_s", "_timer",
-    )  # fmt: skip
-
     def __init__(self, resilience: ResilienceConfig) -> None:
         self._resilience = resilience
         self._loop = asyncio.get_running_loop()
@@ -330,8 +319,10 @@ class Attempt:
         self._closed = self._reading = False
         self._since_s, self._limit_s = 0.0, resilience.first_byte_s
 
-    async def open(self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]) -> None:
-        """Send the request and return once status and headers have arrived.
+    async def open(
+        self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]
+    ) -> UpstreamConnection:
+        """Send the request; return the connection once status and headers have arrived.
 
         Raises UpstreamError without a connection or response, AttemptInterruptedError after ``interrupt``.
         """
@@ -358,6 +349,7 @@ class Attempt:
             reason = MALFORMED if error.malformed else "closed early"
             raise self._interruption("no answer") or UpstreamError(reason, str(error)) from None
         self._reading, self._since_s = False, self._loop.time()
+        return connection
 
     async def _connect(self, pool: ConnectionPool) -> UpstreamConnection:
         try:
@@ -372,16 +364,6 @@ class Attempt:
             raise UpstreamError("no connection", str(error), engine_fault=engine_fault) from None
         finally:
             self._connecting = None
-
-    @property
-    def status(self) -> int:
-        """The HTTP status, 0 before it has arrived."""
-        return self._connection.status if self._connection is not None else 0
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The response's headers, with lower-case names."""
-        return self._connection.headers if self._connection is not None else {}
 
     @property
     def at_end(self) -> bool:
