@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from operator import itemgetter
 
-from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Queue
 from lengthwise.gateway.core.ranking import Entry, TenantService
@@ -130,15 +129,10 @@ class Dispatcher:
         self, queue: Queue, service: TenantService, worker_pool: WorkerPool, preemption: Preemption, affinity: float
     ) -> None:
         self._queue, self._service, self._worker_pool, self._preemption = queue, service, worker_pool, preemption
-        self._affinity = affinity
+        self.affinity = affinity
         self._sessions = Sessions()
         self._batch_left: Counter[int] = Counter()  # requests of a batch that are not dispatched yet
         self._batch_worker: dict[int, str] = {}
-
-    def configure(self, dispatch: Dispatch) -> None:
-        """Change limits and affinity."""
-        self._affinity = dispatch.affinity
-        self._worker_pool.configure(dispatch)
 
     def rename_workers(self, names: Iterable[tuple[str, str]], entries: Collection[Entry]) -> None:
         """Replace names of workers, (before, now), in everything that is remembered of them."""
@@ -165,7 +159,7 @@ class Dispatcher:
         """Dispatch requests; return (request, worker) in the order of the queue."""
         if not self._queue:
             return []
-        dispatch_pass = DispatchPass(self._worker_pool.up, self._sessions, self._affinity, now_s, self._queue.waiting)
+        dispatch_pass = DispatchPass(self._worker_pool.up, self._sessions, self.affinity, now_s, self._queue.waiting)
         if not dispatch_pass.open:
             return []
         self._queue.refresh(now_s)

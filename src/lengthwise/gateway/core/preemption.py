@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heapreplace
 from itertools import accumulate, islice
 
@@ -76,6 +76,9 @@ def saved_tokens(
     return before - sum_of_starts([0.0, *slot_release_tokens(remaining)], [*lengths[:at], victim, *lengths[at:]])
 
 
+Candidates = list[tuple[float, Entry]]  # key and request, the greatest key first
+
+
 class PreemptionPass:
     """One pass over waiting requests: each has a slot coming, takes a running one's, or goes on waiting.
 
@@ -84,17 +87,10 @@ class PreemptionPass:
     """
 
     def __init__(
-        self,
-        now_s: float,
-        queue: Queue,
-        workers: Collection[Worker],
-        candidates: list[tuple[float, Entry]],
-        ranker: Ranker,
-        gain: Callable[..., float],
-        precedes: Callable[[Entry, Entry], bool],
+        self, now_s: float, queue: Queue, workers: Collection[Worker], candidates: Candidates, preemption: Preemption
     ) -> None:
-        self._now_s, self._queue, self._candidates = now_s, queue, candidates
-        self._key, self._gain, self._precedes = ranker.key, gain, precedes
+        self._now_s, self._queue, self._candidates, self._preemption = now_s, queue, candidates, preemption
+        self._key = preemption.ranker.key
         self._up = [worker for worker in workers if worker.state.up]
         self._open = {worker.name: worker for worker in self._up}
         self._coming = {worker.name: worker.num_preempting for worker in self._up if worker.num_preempting}
@@ -134,7 +130,7 @@ class PreemptionPass:
             worker = workers.get(running.worker)
             if worker is None or not worker.fits_without(waiting, running):
                 continue
-            if waiting.overdue or self._precedes(waiting, running):
+            if waiting.overdue or self._preemption.precedes(waiting, running):
                 if self._is_improvement(waiting, key, running, worker):
                     del self._candidates[at]
                     return running, worker
@@ -151,7 +147,7 @@ class PreemptionPass:
         waited_s = waiting.request.queued_for_s + self._now_s - waiting.request.queued_s
         lengths = (waiting.remaining, running.remaining, q.generated_tokens)
         load = (recompute, num_running, queued)
-        if not self._gain(waiting_key, key, *lengths, *load, waited_s, q.preemptions) > 0:
+        if not self._preemption.gain(waiting_key, key, *lengths, *load, waited_s, q.preemptions) > 0:
             return False
         saved = math.inf if waiting.overdue else self._saved_tokens(waiting.request.model, running, key)
         return saved > recompute * (num_running + queued)
@@ -220,7 +216,7 @@ class Preemption:
     """
 
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:
-        self._ranker, self._service = ranker, service
+        self.ranker, self._service = ranker, service
         self._on_demand, self._windows = order.mode == "isrtf", order.mode == "windowed"
         self._bucket = TokenBucket(order.cuts_per_s)
         self._closed_windows: dict[int, Entry] = {}
@@ -232,13 +228,13 @@ class Preemption:
         """Apply another order of the same mode."""
         self._bucket.configure(now_s, order.cuts_per_s)
         self._order = order
-        self._gain = interpreted(resolve("preemption", order.preemption))
+        self.gain = interpreted(resolve("preemption", order.preemption))
         self.request_pass()
 
     def dispatched(self, now_s: float, entry: Entry) -> None:
         """Start a new window for a dispatched request."""
         if self._on_demand or self._windows:
-            self._ranker.update(now_s, entry)
+            self.ranker.update(now_s, entry)
         entry.window_end = entry.request.generated_tokens + self._order.window_tokens
         entry.protected_until = entry.window_end if entry.admissions > 1 else 0
         entry.nonpreemptible = False
@@ -287,17 +283,15 @@ class Preemption:
         return preempted
 
     def _preempt_on_demand(self, now_s: float, queue: Queue, workers: Collection[Worker], budget: int) -> list[Entry]:
-        active = (one for worker in workers for one in worker.active.values() if self._is_preemptible(one))
-        most = self._order.max_preemptions
-        unprotected = (one for one in active if one.request.generated_tokens >= one.protected_until)
-        running = [one for one in unprotected if one.request.preemptions < most]
+        active = [one for worker in workers for one in worker.active.values() if self._is_preemptible(one)]
+        unprotected = [one for one in active if one.request.generated_tokens >= one.protected_until]
+        running = [one for one in unprotected if one.request.preemptions < self._order.max_preemptions]
         if not running:
             return []
         queue.refresh(now_s)
-        policy = (self._worst_first(now_s, running), self._ranker, self._gain, self._precedes)
-        return PreemptionPass(now_s, queue, workers, *policy).run(budget)
+        return PreemptionPass(now_s, queue, workers, self._worst_first(now_s, running), self).run(budget)
 
-    def _precedes(self, waiting: Entry, running: Entry) -> bool:
+    def precedes(self, waiting: Entry, running: Entry) -> bool:
         """Return whether the running request is of no better class or tenant."""
         w, r = waiting.request, running.request
         if w.priority != r.priority or self._order.fairness == "none" or w.tenant == r.tenant:
@@ -332,9 +326,9 @@ class Preemption:
             worker_of[one.request.id].preempt(now_s, one)
         return preempted
 
-    def _worst_first(self, now_s: float, running: list[Entry]) -> list[tuple[float, Entry]]:
+    def _worst_first(self, now_s: float, running: list[Entry]) -> Candidates:
         """Return (key, request), the greatest key first; among equal keys the latest arrival."""
-        keyed = zip(self._ranker.running_keys(now_s, running), running, strict=True)
+        keyed = zip(self.ranker.running_keys(now_s, running), running, strict=True)
         return sorted(keyed, key=lambda one: (one[0], one[1].request.arrival_s, one[1].request.id))[::-1]
 
     @staticmethod

@@ -82,13 +82,6 @@ class Backlog:
         self.waiting: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, float] = defaultdict(float)
 
-    def max_waiting_s(self, now_s: float) -> float:
-        """Return the longest total wait of a request; 0 where there is none."""
-        return max((one.request.queued_for_s + now_s - one.request.queued_s for one in self), default=0.0)
-
-    def __iter__(self) -> Iterator[Entry]:
-        raise NotImplementedError
-
     def _count(self, entry: Entry, sign: int) -> None:
         model = entry.request.model
         self.bytes += sign * entry.request.body_bytes

@@ -79,7 +79,8 @@ class Scheduler:
         self.queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
         self.preemption.configure(now_s, order)
         self.bins.configure(order.bins, min(order.batch_wait_s, order.max_wait_s))
-        self.dispatcher.configure(dispatch)
+        self.dispatcher.affinity = dispatch.affinity
+        self.worker_pool.configure(dispatch)
         self._search_s = -math.inf
         self._changed = True
 
@@ -225,7 +226,7 @@ class Scheduler:
     def statistics(self, now_s: float) -> Statistics:
         """Return the scheduler's current numbers."""
         pool, queue, bins = self.worker_pool, self.queue, self.bins
-        queued_tokens = waiting_tokens(queue, bins)
+        queued, queued_tokens = [entry.request for entry in (*queue, *bins)], waiting_tokens(queue, bins)
         tokens = sum(queued_tokens.values()) + sum(worker.tokens for worker in pool)
         usual = mean_tokens_per_s(pool.up)
         rate = sum(worker.throughput.tokens_per_s or usual for worker in pool.up)
@@ -233,7 +234,7 @@ class Scheduler:
             waiting=self._num_queued,
             waiting_bytes=queue.bytes + bins.bytes,
             running=sum(len(worker.active) for worker in pool),
-            oldest_wait_s=max(queue.max_waiting_s(now_s), bins.max_waiting_s(now_s)),
+            oldest_wait_s=max((q.queued_for_s + now_s - q.queued_s for q in queued), default=0.0),
             backlog_tokens=tokens,
             backlog_s=tokens / rate if rate else 0.0,
             predicted_wait_s=pool.wait_s(now_s, "", queued_tokens),

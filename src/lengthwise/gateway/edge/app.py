@@ -23,7 +23,7 @@ from lengthwise.gateway.edge.client_request import (
     parse_headers,
     resolve_request_id,
 )
-from lengthwise.gateway.edge.errors import Fault, draining, internal, quoted, rejected, unknown_model
+from lengthwise.gateway.edge.errors import Fault, draining, quoted, rejected, unknown_model
 from lengthwise.gateway.edge.exchange import (
     BLOCKED,
     CLOSE,
@@ -130,7 +130,8 @@ class App:
 
     def refused(self, fault: Fault) -> None:
         """Report a rejection of the app or its server to the listener."""
-        self._listener.refused(fault.reason, fault.as_rejection(), 0, "")
+        rejection = Rejection(fault.status, fault.reason, fault.message, fault.retry_after_s)
+        self._listener.refused(fault.reason, rejection, 0, "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -194,7 +195,8 @@ class App:
                 return
             _log.exception("a request failed in the gateway")
             if not exchange.started:
-                await exchange.send_fault(internal())
+                message = "The gateway failed to serve this request."
+                await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
     async def _reject(self, exchange: AsgiExchange, fault: Fault) -> None:
         if not exchange.handed_on:

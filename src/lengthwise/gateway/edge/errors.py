@@ -48,10 +48,6 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
             headers.append((b"retry-after", b"%d" % after_s))
         return headers
 
-    def as_rejection(self) -> Rejection:
-        """Return the same as a rejection, for listeners."""
-        return Rejection(self.status, self.reason, self.message, self.retry_after_s)
-
 
 def rejected(rejection: Rejection) -> Fault:
     """Return the response to a request that the scheduler rejects."""
@@ -74,11 +70,6 @@ def unknown_model(name: str) -> Fault:
 def draining() -> Fault:
     """Return 503 for a request during shutdown."""
     return Fault(503, "draining", DRAINING.message, code="draining", headers=[(b"connection", b"close")])
-
-
-def internal() -> Fault:
-    """Return 500 for an error of the gateway."""
-    return Fault(500, "internal", "The gateway failed to serve this request.", code="internal_error")
 
 
 def quoted(text: str) -> str:

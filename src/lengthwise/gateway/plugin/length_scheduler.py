@@ -197,7 +197,7 @@ class Preemption:
         """Return whether to look for a victim, once per step; ``blocked``: no waiting request can be admitted."""
         self._steps += 1
         self._pending |= changed or self._steps >= self._settings.window_tokens
-        if not (blocked and self._pending) or self._clock() < self._last_s + self._settings.preemption_interval_s:
+        if not (blocked and self._pending) or self._clock() < self._last_s + 1 / self._settings.cuts_per_s:
             return False
         self._steps, self._pending = 0, False
         return True

@@ -60,11 +60,6 @@ class Settings:
         """Whether a waiting request may preempt a running one."""
         return self.preemption != "never" and self.max_preemptions > 0 and self.cuts_per_s > 0
 
-    @property
-    def preemption_interval_s(self) -> float:
-        """Minimum time between two preemptions."""
-        return 1 / self.cuts_per_s if self.cuts_per_s > 0 else math.inf
-
 
 def settings_of(additional_config: Any) -> Settings:
     """Return the settings in vLLM's ``additional_config``; raise InputError for invalid ones."""

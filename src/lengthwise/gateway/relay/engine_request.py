@@ -56,10 +56,6 @@ def _no_logprobs(given: Any) -> bool:
     return given is None or given is False  # 0 requests the log-probability of the chosen token
 
 
-def _text_format(given: Any) -> bool:
-    return given is None or (isinstance(given, Mapping) and given.get("type") == "text")
-
-
 _CHECKS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "counts output tokens but not prompt tokens": {"presence_penalty": _neutral(0), "frequency_penalty": _neutral(0)},
     "engines differ in whether the prompt counts": {"repetition_penalty": _neutral(1)},
@@ -72,7 +68,7 @@ _CHECKS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "the prompt changes": {"prompt_logprobs": _no_logprobs, "echo": not_},
     "the model reads text after the output": {"suffix": not_},
     "the state of the grammar would be lost": {
-        "response_format": _text_format,
+        "response_format": lambda given: given is None or (isinstance(given, Mapping) and given.get("type") == "text"),
         **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), not_),
     },
     "the parser of tool calls reads one response": {
@@ -170,7 +166,10 @@ def plan(client_request: ClientRequest, resumes: bool, *, window_tokens: int, pr
     conflict = resume_conflict(fields)
     if not stream and max_tokens is not None and max_tokens <= window_tokens:
         conflict = "max_tokens: so short an output is restarted"
-    return Plan(ResponseOptions.from_fields(api, stream, fields), fields, conflict, max_tokens, unset_defaults(fields))
+    wanted = given if isinstance(given := fields.get("stream_options"), dict) else {}
+    usage, usage_each = bool(wanted.get("include_usage")), bool(wanted.get("continuous_usage_stats"))
+    options = ResponseOptions(api, stream, usage, usage_each, ids=bool(fields.get("return_token_ids")))
+    return Plan(options, fields, conflict, max_tokens, unset_defaults(fields))
 
 
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}

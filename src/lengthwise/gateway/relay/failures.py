@@ -44,11 +44,7 @@ class QueueFullError(Exception):
 
 
 class AttemptInterruptedError(Exception):
-    """The gateway stopped reading a response: ``cause`` is "cut", "worker gone", "client gone" or "slow reader"."""
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
+    """The gateway stopped reading a response: its text is "cut", "worker gone", "client gone" or "slow reader"."""
 
 
 MAX_RETRIES, MAX_CALLER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one caller

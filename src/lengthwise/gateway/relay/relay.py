@@ -99,12 +99,8 @@ class Relay:
             self._polled_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
-    def on_window(self, session: RequestSession) -> None:
-        """Predict again, as the output of a request has passed a window of tokens."""
-        if self.config.order.mode != "fcfs":
-            self.spawn(self._predict_again(session))
-
-    async def _predict_again(self, session: RequestSession) -> None:
+    async def predict_again(self, session: RequestSession) -> None:
+        """Apply a new prediction of a request whose output has passed a window of tokens."""
         request = session.ticket.request
         text = session.text.text() if session.text is not None else None
         prediction = await self._forecaster.retry(request, session.client_request.prompt.text or None, text)

@@ -362,8 +362,8 @@ class RequestSession:
                 self.ticket.first_token()
         if response.count >= self._next_window:
             tokens = self._config.order.window_tokens
-            if response.count >= tokens and not response.complete:
-                self._relay.on_window(self)
+            if response.count >= tokens and not response.complete and self._config.order.mode != "fcfs":
+                self._relay.spawn(self._relay.predict_again(self))
             self._next_window = (response.count // tokens + 1) * tokens
 
     def _release_retry_state(self, response: Response) -> None:
@@ -384,15 +384,15 @@ class RequestSession:
             return await self._fail_over(problem)
         elif isinstance(problem, RequestRejectedError):
             await self._resume("retried", avoid=True)
-        elif isinstance(problem, AttemptInterruptedError) and problem.cause in (CLIENT_GONE, SLOW_READER):
-            self.end(Outcome.CLIENT_GONE, problem.cause)
-            if problem.cause == SLOW_READER:
+        elif (cause := str(problem)) in (CLIENT_GONE, SLOW_READER):
+            self.end(Outcome.CLIENT_GONE, cause)
+            if cause == SLOW_READER:
                 # The client may read on, and must not take a part of the output for all of it.
                 raise RequestRefusedError(Rejection(408, "slow_reader", "The answer was not read in time."))
             raise RequestFinishedError
         elif response is not None and (rest := response.completion()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
-        elif isinstance(problem, AttemptInterruptedError) and problem.cause == GONE:
+        elif cause == GONE:
             await self._resume("failed_over", avoid=True)
         else:
             if self._attempt_output_started:
@@ -478,4 +478,6 @@ class RequestSession:
 
 def _preemptible(response: Response | None) -> TrackedStream | None:
     """Return the response if a preemption now loses nothing that the client has."""
-    return response if isinstance(response, TrackedStream) and response.can_preempt else None
+    if isinstance(response, TrackedStream) and response.resumable and not response.blocked:
+        return response
+    return None
