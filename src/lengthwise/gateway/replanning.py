@@ -163,10 +163,8 @@ _MAX_LENGTHS = 512  # lengths in one message to the process
 class PlanTracker(Listener):
     """An async context manager: while it is entered, the schedule follows the lengths of requests, in order of arrival.
 
-    A length is observed once all earlier requests have ended: in the order of finishing the first would be the short
-    ones. Whatever happens to the replanner, requests are served by the last schedule. ``paused`` leaves out later
-    arrivals. ``apply`` applies a schedule from each engine's next phase on; ``start_s`` bounds the start of the
-    process, ``plan_s`` its answers.
+    Whatever happens to the replanner, requests are served by the last schedule. ``paused`` leaves out later arrivals.
+    ``apply`` applies a schedule from each engine's next phase on; ``start_s`` bounds the start, ``plan_s`` a plan.
     """
 
     def __init__(

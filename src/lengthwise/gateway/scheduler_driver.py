@@ -33,10 +33,10 @@ class RequestFinishedError(Exception):
 
 
 class Ticket:
-    """An admitted request: it waits, or is at a worker, or is finished.
+    """An admitted request: it waits, or is at a worker (``worker``, its name at assignment), or is finished.
 
     ``preempted`` is set when the scheduler wants the slot back: abort at the worker, then ``retry``. ``on_interrupt``
-    gets CUT or GONE when that must happen at once. ``worker`` is its worker's name at assignment, "" while it waits.
+    gets CUT or GONE when that must happen at once.
     """
 
     __slots__ = ("_driver", "_future", "finished", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")

@@ -43,11 +43,7 @@ class Sessions:
 
 
 class DispatchPass:
-    """One pass over the queue: a worker for each request in its turn.
-
-    A request without a free worker reserves every worker that it could use: no later request gets one of these.
-    ``open`` lists the workers with free slots that are not reserved.
-    """
+    """One pass over the queue: a request without a free worker reserves each that it could use, before later ones."""
 
     def __init__(
         self, up: list[Worker], sessions: Sessions, affinity: float, now_s: float, waiting: Mapping[str, int]

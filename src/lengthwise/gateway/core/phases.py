@@ -1,18 +1,16 @@
 """Phases at one worker: new requests are prefilled, then all are decoded for N_D iterations (ExeGPT's RRA).
 
-When a phase is finished and requests wait, the next one begins with a prefill: it takes requests in the order of the
-queue until its batch is full or the first of them has streamed a token. The phase is finished once each new request has
-streamed the token of its prefill, and every request N_D tokens since the prefill began: an iteration is one more token
-of every request. Until then no further request is dispatched but those that have waited ``max_wait_s``.
+When a phase is finished and requests wait, the next one prefills requests in the order of the queue until its batch is
+full or the first of them has streamed a token. It is finished once each new request has streamed the token of its
+prefill, and every request N_D tokens since the prefill began: an iteration is one more token of every request. Until
+then only requests that have waited ``max_wait_s`` are dispatched.
 
 An engine takes up a dispatched request some iterations late, which count. A new request is level with the others at its
-first token; at an empty worker it counts as many iterations as the last new requests needed. Tokens of one iteration
-arrive in any order: a token that arrives more than half an iteration after the last iteration began belongs to the
-next. A chunk of several tokens is as many iterations of its stream.
+first token; at an empty worker it counts as many iterations as the last new requests needed. A token that arrives more
+than half an iteration after the last iteration began belongs to the next.
 
-No request holds a phase open for ever. Once the fastest stream is past N_D by ``slack`` iterations the phase is
-finished whichever stream stalls. A request without a token in a complete phase (evicted, or not streamed) is not waited
-for until its next token, and a finished one not at all. A worker without requests is at the end of its phase.
+No request holds a phase open for ever: once the fastest stream is past N_D by ``slack`` iterations the phase is
+finished, and a request without a token in a complete phase is not waited for until its next token.
 """
 
 from __future__ import annotations
@@ -33,10 +31,7 @@ _SMOOTHING = 0.25  # weight of the newest value in moving averages
 
 
 class PrefillBatchSize:
-    """The batch size of a prefill: B_E, or with a threshold the size that keeps work even (ExeGPT, section 5.2).
-
-    The same policy (``rra`` of the axis "batching") decides in the simulator; here one engine is one stage.
-    """
+    """The batch size of a prefill by the simulator's policy ``rra``: B_E, or one that keeps work even (ExeGPT, 5.2)."""
 
     def __init__(self, phases: Phases) -> None:
         text = f"rra(prefill_batch={phases.prefill_batch}, decode_steps={phases.decode_steps}, micro_batches=1"
@@ -50,10 +45,7 @@ class PrefillBatchSize:
         self._one_by_one = policy.uses("step_prompts")
 
     def admits(self, taken: int, taken_tokens: int, next_tokens: int, *, waiting: int, decodes: int) -> bool:
-        """Return whether the prefill of ``taken`` requests takes one more.
-
-        ``waiting`` counts the next request, too; ``decodes`` are the requests at the worker before the prefill.
-        """
+        """Return whether a prefill of ``taken`` requests takes another of ``waiting``; ``decodes`` run before it."""
         state = {"decodes": decodes, "num_running": decodes, "waiting": waiting + (not self._one_by_one) * taken}
         prompts = {"step_prompts": taken, "step_tokens": taken_tokens, "next_tokens": next_tokens}
         arguments = self._constants | state | prompts

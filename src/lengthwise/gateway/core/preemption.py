@@ -26,8 +26,7 @@ _TOTAL_GAIN_FACTOR = 3.0
 def expected_remaining(entry: Entry) -> float:
     """Return the predicted tokens still to come, also of a request that has passed its prediction.
 
-    ``remaining`` is counted down from the prediction to 1, but a stream that has passed it is not about to end. From
-    half of the prediction on, the posterior mean given the tokens so far is used, computed once per prediction; where
+    From half of the prediction on it is the posterior mean given the tokens so far, computed once per prediction; where
     only a number is known, a request that has passed it is expected to grow by half.
     """
     prediction, generated = entry.request.length_prediction, entry.request.generated_tokens
@@ -82,8 +81,7 @@ Candidates = list[tuple[float, Entry]]  # key and request, the greatest key firs
 class PreemptionPass:
     """One pass over waiting requests: each has a slot coming, takes a running one's, or goes on waiting.
 
-    A request that goes on waiting reserves every worker that it could use, as in ``DispatchPass``. ``candidates`` are
-    (key, request) of preemptible requests, worst first; ``gain`` is the victim policy, in tokens.
+    The latter reserves every worker that it could use, as in ``DispatchPass``.
     """
 
     def __init__(
@@ -209,10 +207,9 @@ class TokenBucket:
 class Preemption:
     """Decides preemptions. A request is not preempted where its answer would change, too often, or once overdue.
 
-    A preemption must pay for itself (``saved_tokens``): the first waiting request's gain (or a third of the gain of
-    all) exceeds the recomputation over the whole batch (``PreemptionCost``); and the victim policy agrees. For an
-    overdue request the policy alone decides. A preempted request that is dispatched again is protected for a window,
-    and only strictly better keys preempt, so that requests with equal keys never alternate.
+    A preemption must pay for itself: the first waiting request's gain (or a third of the gain of all) exceeds the
+    recomputation over the whole batch, and the victim policy agrees. For an overdue request the policy alone decides. A
+    request dispatched again is protected for a window, and only strictly better keys preempt.
     """
 
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:

@@ -171,10 +171,7 @@ class Queue(Backlog):
         return entry.overdue or self._lanes[self._lane(entry)][0][3] == entry.row
 
     def in_order(self, closed: Container[str] = ()) -> Iterator[Entry]:
-        """Yield requests in order, without those whose model is in ``closed`` when their turn comes.
-
-        No request may be added or removed meanwhile; the service of tenants may grow.
-        """
+        """Yield requests, unless their models are in ``closed`` then; none may be added or removed meanwhile."""
         for _, _, entry in self._overdue:
             if entry.request.model not in closed:
                 yield entry

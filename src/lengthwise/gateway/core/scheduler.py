@@ -31,10 +31,7 @@ _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
 
 
 def check_change(before: Order, after: Order) -> None:
-    """Raise InputError where a running scheduler cannot take the order: mode and rank decide on columns and hints.
-
-    Engines with the plug-in also got the window.
-    """
+    """Raise InputError where a running scheduler, or the plug-in of its engines, cannot take the order."""
     for name in ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else []):
         if getattr(before, name) != getattr(after, name):
             raise InputError(f"order.{name} cannot change while the gateway runs; restart it with the new file")
@@ -42,11 +39,10 @@ def check_change(before: Order, after: Order) -> None:
 
 
 class Scheduler:
-    """Orders requests, dispatches them to workers, and preempts.
+    """Orders requests, dispatches them to workers, and preempts; the same events at the same times decide the same.
 
-    Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. Each event takes O(log n)
-    comparisons of waiting requests, ``schedule`` without anything to do O(1). The same events at the same times give
-    the same decisions. ``observe`` acts as mode "observe": dispatch at once, up to a worker's fixed limit.
+    Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. An event takes O(log n)
+    comparisons of waiting requests. ``observe`` acts as mode "observe": dispatch at once, up to a worker's fixed limit.
     """
 
     def __init__(self, order: Order, admission: Admission, dispatch: Dispatch, *, observe: bool = False) -> None:

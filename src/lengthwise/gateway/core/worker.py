@@ -25,8 +25,7 @@ _MAX_BACKOFF_S = 2.0
 class ConcurrencyLimit:
     """An adaptive limit: doubled while nothing is in the way, then up by a sixteenth and down by the engine's queue.
 
-    Signs of overload are requests in the engine's queue, a KV cache fuller than ``kv_high``, preemptions and refusals.
-    The limit grows only after signals of a fully used worker that show none of them.
+    It grows only after signals of a fully used worker without a queue, preemptions or a KV cache above ``kv_high``.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -130,10 +129,9 @@ _MAX_GAP = 4.0
 
 
 class PreemptionCost:
-    """Seconds of starts and steps at a worker, as the gateway observes them.
+    """Seconds of starts (``a + b x``; x: prompt and tokens so far) and steps at a worker, as the gateway observes them.
 
-    A start takes ``a + b x`` (x: prompt and tokens so far) until the first token, a stream some time per token. A
-    preemption costs its slot the idle time until the request is back and started, and the complete batch the
+    A preemption costs its slot the idle time until the request has started again, and the complete batch the
     recomputation. Until enough is observed a prompt token counts as a tenth of an output token.
     """
 
@@ -242,8 +240,7 @@ class Worker:
     """One worker; ``no_limit``: it gets all requests, up to a fixed limit of its own (``state.in_flight``).
 
     ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
-    cache of its requests at their end. ``leaving`` are leaving workers of the same engine under another name: their
-    requests use its slots. ``report`` takes finished phases (mode rra).
+    cache of its requests at their end. ``leaving`` workers are the same engine and use its slots.
     """
 
     def __init__(

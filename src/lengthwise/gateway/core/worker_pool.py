@@ -73,10 +73,7 @@ class WorkerPool:
         return self._workers[entry.worker]
 
     def update(self, now_s: float, states: Sequence[WorkerState]) -> tuple[list[Entry], list[tuple[str, str]]]:
-        """Replace the set of workers; return the requests that lost their worker, and (before, now) of changed names.
-
-        Workers share slots with a leaving one at their address; a new one there also inherits its observations.
-        """
+        """Replace the set of workers; return requests that lost theirs, and (before, now) names, also of one engine."""
         lost, new, renamed = list[Entry](), list[Worker](), list[tuple[str, str]]()
         before, self._workers = self._workers, {}
         for state in states:

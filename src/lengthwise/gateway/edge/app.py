@@ -94,8 +94,7 @@ class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
     ``models`` returns all models, including those of unavailable engines, ``ready`` whether an engine is available.
-    ``draining`` is set to reject new requests with 503; ``in_flight`` counts completion requests, arriving bodies
-    included.
+    ``draining`` rejects new requests with 503; ``in_flight`` counts completion requests, arriving bodies included.
     """
 
     def __init__(

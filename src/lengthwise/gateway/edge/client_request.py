@@ -382,10 +382,7 @@ _ASTRAL = (b"\\ud", b"\\uD", *(bytes([first]) for first in range(0xF0, 0xF5)))
 
 
 def _memory_bytes(body: bytes, text: str) -> int:
-    """Estimate, rather too high, the memory of a body, its prompt as text, and all of its fields parsed.
-
-    A string with one letter beyond U+FFFF takes four bytes for each of its letters, with one beyond U+00FF two.
-    """
+    """Estimate, rather too high, the memory of a body, its text and its fields; letters take up to four bytes each."""
     is_latin = body.isascii() and b"\\u" not in body
     width = 1 if is_latin else 4 if any(start in body for start in _ASTRAL) else 2
     # Counting in the delimiters alone is faster than in the complete texts.

@@ -49,11 +49,10 @@ def server(
     drain_s: float | None = None,
     proxies: str | None = None,
 ) -> uvicorn.Server:
-    """Return a server for an app: ``await server.serve(sockets)`` runs it until ``should_exit``.
+    """Return a server for an app, of which ``refused`` gets every Fault: ``await server.serve(sockets)`` runs it.
 
-    The app's ``refused`` is called with every Fault of the server. ``port`` 0 picks a free one; with a ``tls.ca``
-    clients must present a certificate. ``drain_s`` bounds requests in progress during shutdown; the X-Forwarded-For of
-    ``proxies`` is trusted.
+    ``port`` 0 picks a free one; with a ``tls.ca`` clients must present a certificate. ``drain_s`` bounds requests in
+    progress during shutdown; the X-Forwarded-For of ``proxies`` is trusted.
     """
     try:
         import uvicorn

@@ -25,8 +25,7 @@ _MANY, _SORT_EVERY = 8, 100
 class Entry:
     """Scheduling state of a request; ``number`` counts arrivals and ``admission`` the last admission (-1: never).
 
-    ``queued_for_s`` is the time in the queue up to the last admission; ``overdue``: longer than ``max_wait_s``. Below
-    ``stable`` generated tokens the request is not preempted again.
+    ``queued_for_s`` is the time in the queue before that. Below ``stable`` generated tokens it is not preempted again.
     """
 
     request: Any
@@ -115,11 +114,7 @@ class Registry:
         return self._changed or self._policy.every_step
 
     def in_order(self, waiting: Iterable[Any]) -> list[Any]:
-        """Return the waiting requests in order; the few pending ones are inserted into the rest, which is in order.
-
-        Every ``_SORT_EVERY`` calls the complete queue is sorted, in case vLLM reordered it without the plug-in's
-        knowledge.
-        """
+        """Return the waiting requests in order; at times all are sorted, in case vLLM reordered them."""
         queue, pending = list(waiting), self._pending
         self._pending, self._changed, self._merges = {}, False, self._merges + 1
         if self._policy.every_step or len(pending) * _MANY > len(queue) or self._merges >= _SORT_EVERY:
@@ -182,10 +177,9 @@ PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens, as in the gatew
 
 
 class Preemption:
-    """Apply the preemption policy to the first waiting request and the worst running one.
+    """Apply the preemption policy to the first waiting request and the worst running one, whose key is strictly worse.
 
-    It is due after a change of the queue and every ``window_tokens`` steps. Requests that were preempted too often, are
-    overdue or have not generated ``window_tokens`` since are not victims; only strictly better keys preempt.
+    It is due after a change of the queue and every ``window_tokens`` steps.
     """
 
     def __init__(self, registry: Registry, clock: Callable[[], float]) -> None:

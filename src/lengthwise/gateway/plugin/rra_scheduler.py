@@ -35,9 +35,8 @@ class EngineState:
 class Phase:
     """Prefill phase and the decode iterations after it; ``started_s`` is on the engine's monotonic clock.
 
-    ``prompt_tokens`` excludes those of the prefix cache. ``encode_s`` ends at the first decode iteration, ``decode_s``
-    at the next phase. ``decode_batch`` counts the sequences of the first decode iteration, ``decode_seqs`` those of
-    all.
+    ``prompt_tokens`` excludes those of the prefix cache. ``encode_s`` ends at the first decode iteration, of which
+    ``decode_batch`` counts the sequences; ``decode_seqs`` sums those of all iterations.
     """
 
     number: int
@@ -54,10 +53,7 @@ class Phase:
 
 
 class PhaseTracker:
-    """Phases of one engine by the simulator's RRA batching policy; ``phases`` are the last finished ones.
-
-    Call ``admits`` before a step, ``encoded`` or ``decoded`` after it.
-    """
+    """Phases of one engine by the simulator's RRA policy; call ``admits`` before a step, one of the others after it."""
 
     def __init__(
         self, policy: Policy, clock: Callable[[], float], on_phase: Callable[[Phase], None] = lambda _: None
@@ -74,10 +70,7 @@ class PhaseTracker:
         return self._empty_steps >= _BLOCKED_STEPS
 
     def admits(self, state: EngineState, tokens: Iterable[int] = ()) -> int | None:
-        """Return the number of requests that a prefill step may still admit; None: the step decodes.
-
-        ``tokens`` are those of each waiting request in order, read only if the schedule resizes batches by them.
-        """
+        """Return how many requests, of so many ``tokens`` each, a prefill step may admit; None: the step decodes."""
         if self.blocked:  # continue as if nothing ran: what the phase waits for does not come
             self._is_encoding, state = False, replace(state, decodes=0, partial=0)
         if self._is_encoding:
@@ -300,11 +293,7 @@ REQUEST = frozenset(
 
 
 class RraScheduler:
-    """Create the scheduler of vLLM restricted to phases; if in doubt, vLLM's own, and log the reason.
-
-    A phase prefills ``prefill_batch`` requests (complete prompts, while decodes pause), then decodes ``decode_steps``
-    times without admissions. When no request decodes the next phase starts at once.
-    """
+    """Create vLLM's scheduler restricted to phases; if in doubt unchanged, with a log."""
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
         """Return a scheduler."""

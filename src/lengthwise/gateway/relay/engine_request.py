@@ -208,10 +208,7 @@ def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> byt
 
 
 def continuation_body(plan: Plan, response: TrackedStream, worker: Worker, num_tokens: int) -> bytes | None:
-    """Return the body that continues after ``num_tokens`` tokens; None if the output is at its limit.
-
-    Raises UpstreamError where this worker, or no worker, can continue the output.
-    """
+    """Return the body that continues after ``num_tokens`` tokens (None: at its limit), or raise UpstreamError."""
     if num_tokens < response.flushed_tokens and response.partial_ids_sent:
         detail = "the client has received token ids of half a character"
         raise UpstreamError("cannot go on", detail, engine_fault=False, code="ids_ahead")
@@ -227,10 +224,7 @@ def continuation_body(plan: Plan, response: TrackedStream, worker: Worker, num_t
 
 
 def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, remaining: int) -> bytes:
-    """Return a body for ``/v1/completions`` that continues an output of ``generated`` tokens with ``remaining`` more.
-
-    ``prompt_ids`` and ``ids`` (of the output so far) are texts of JSON lists, ``fields`` those of the client's body.
-    """
+    """Return a body for ``/v1/completions`` that continues an output; ids are texts of JSON lists without brackets."""
     own = {name: value for name, value in fields.items() if name in FORWARDED_FIELDS and value not in (None, [], "")}
     own.pop("logprobs", None)
     min_tokens = int(fields.get("min_tokens") or 0) - generated

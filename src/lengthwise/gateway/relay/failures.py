@@ -61,8 +61,7 @@ def caller_of(client_request: ClientRequest) -> Hashable:
 class RetryBudget:
     """Token bucket for retries and repeated fail-overs; each request adds ``share``, a caller's own is half as large.
 
-    Without a budget every failure of an overloaded fleet adds load. An engine that dies breaks everything it runs at
-    once, a bounded number, so the first fail-over of each of those requests is free.
+    The first fail-over of each request of an engine that dies is free: their number is bounded.
     """
 
     def __init__(self, share: float) -> None:
@@ -91,10 +90,7 @@ class RetryBudget:
         return True
 
     def take_for(self, error: UpstreamError, caller: Hashable, *, failures: int, output_started: bool) -> bool:
-        """Return whether a failed request may be retried; spend budget unless its first engine broke down.
-
-        ``failures`` counts the engines that failed the request, ``output_started`` concerns the last one.
-        """
+        """Return whether a failed request may be retried; only if its first engine is gone it takes no budget."""
         gone = error.reason in ("no connection", "closed early") or (error.reason == STALLED and output_started)
         return (failures == 1 and error.engine_fault and gone) or self.take(caller)
 
@@ -102,10 +98,9 @@ class RetryBudget:
 class FailureAttribution:
     """Decides whether failures of one request are the fault of engines or of the request, and reports to the fleet.
 
-    An engine that breaks off or stalls has failed. Of an engine that answers with an error (an HTTP status, or an event
-    inside its stream) a peer that gets the same request decides: it serves the request (for an in-stream error: to its
-    end), or reports an error as well, and nothing is reported. Workers are compared by identity: a name may pass to a
-    replacement.
+    An engine that breaks off or stalls has failed. Of one that answers with an error a peer that gets the same request
+    decides: if it fails with an error as well, nothing is reported. Workers are compared by identity: a name may pass
+    to a replacement.
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
@@ -144,10 +139,7 @@ class FailureAttribution:
             self._fleet.succeeded(name, self._model)
 
     def on_finished(self) -> None:
-        """Note that the current worker served the request to its end.
-
-        The one worker that reported an in-stream error is at fault; of several, the request may be.
-        """
+        """Note that the worker served the request to its end; a single one with an in-stream error erred."""
         if sum(in_stream for _, in_stream in self._errors.values()) == 1:
             self._report_errors(in_stream=True)
         self._errors.clear()

@@ -39,8 +39,7 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) -> int:
     """Return the number of tokens after which another attempt can start.
 
-    A chunk with several tokens may end in half a character, which the engine holds back. ``/detokenize`` of the last
-    tokens shows it. An engine without that route is taken to hold back nothing.
+    A chunk with several tokens may end in half a character, which the engine holds back; ``/detokenize`` shows it.
     """
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
@@ -230,8 +229,7 @@ class RequestSession:
     async def next_chunk(self) -> bytes | None:
         """Return the next bytes for the client; None at the end.
 
-        Raises RequestRejectedError from the engine, RequestRefusedError where the output cannot start or continue,
-        RequestFinishedError where the request was ended elsewhere.
+        Raises RequestRejectedError from the engine, RequestRefusedError without output, RequestFinishedError if ended.
         """
         problem: Exception | None = None
         while not self._done:

@@ -59,11 +59,7 @@ class Response:
         return None
 
     def _pass(self, events: bytes, *, has_output: bool) -> bytes:
-        """Return the bytes that may go to the client now.
-
-        Events before the first output (a role) are held, so that an engine that fails there can be replaced; comments
-        pass.
-        """
+        """Return the bytes that may go to the client now, without events (a role) before the first output."""
         is_comment = not (self._released or has_output or self._held or sse.DATA_LINE.search(events))
         if self._released or is_comment:
             return events

@@ -148,11 +148,7 @@ _MAX_ATTEMPTS, _MIN_MATCHES = 8, 4
 
 
 class EventTemplate:
-    """The layout that consecutive text events share: only the text, and the token ids, differ.
-
-    Matching finds the same as a scan, with an eighth of the instructions. ``ids`` are the token ids of the event that
-    ``matches`` saw last, as text of a JSON list.
-    """
+    """The layout that text events share: only text and token ids (``ids``, of the last match) differ."""
 
     __slots__ = ("_after", "_attempts_left", "_before", "_between", "_ids_at", "ids", "num_matches")
 

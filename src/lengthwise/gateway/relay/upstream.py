@@ -35,8 +35,8 @@ class BrokenConnectionError(Exception):
 class UpstreamConnection(asyncio.Protocol):
     """A connection, used for one request after another; ``complete``: all of the response has arrived, read or not.
 
-    ``on_chunk`` is called with each chunk of the body while a reader waits. If it returns True (at ``consumed_s``), the
-    reader sleeps on: this saves a tick of the loop and a task switch per token.
+    While a reader waits, ``on_chunk`` gets each chunk; if it returns True, the reader sleeps on, which saves a task
+    switch.
     """
 
     def __init__(self) -> None:
@@ -302,11 +302,7 @@ _MAX_ERROR_BYTES = 1 << 16
 
 
 class Attempt:
-    """One POST of a request to an engine.
-
-    Limits are on silence: ``first_byte_s`` until the response starts, then ``stall_s`` between two chunks. A client
-    that reads nothing for ``stall_s`` is given up likewise.
-    """
+    """One POST of a request to an engine, with limits on silence: of the engine, and of a client that does not read."""
 
     def __init__(self, resilience: ResilienceConfig) -> None:
         self._resilience = resilience
@@ -477,10 +473,7 @@ _READ_BYTES = 1 << 16
 
 
 def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
-    """Open a session for one engine, with its own connections; raise InputError where a certificate cannot be read.
-
-    The session serves health checks and metrics; requests of clients use the pool of its connector.
-    """
+    """Open a session for health checks, with a pool for requests; raise InputError for unreadable certificates."""
     tls: ssl.SSLContext | None = None
     try:
         if engine.tls is not None:
