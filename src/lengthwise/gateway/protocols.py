@@ -73,12 +73,8 @@ class Listeners(Listener):
             one.tokens(request, new_tokens, now_s)
 
 
-class Clock(Protocol):
-    """A clock in seconds from an arbitrary start that never goes back."""
-
-    def __call__(self) -> float: ...
-
-
+Clock = Callable[[], float]
+"""A clock in seconds from an arbitrary start that never goes back."""
 monotonic: Clock = time.monotonic  # the real clock; jumps of the wall clock do not move it
 
 

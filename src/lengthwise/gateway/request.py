@@ -86,16 +86,6 @@ class Prompt:
     prefix: PromptPrefix = EMPTY
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """The sender of a request."""
-
-    tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
-    priority: int = 0  # class of the key; smaller is earlier
-    session: str = ""  # name that ties requests together; "" none
-    address: str = ""  # network address (of IPv6 the /64); "" unknown
-
-
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
     """A request for a completion as the edge passes it to the relay: the body as received, and checked values."""
@@ -111,7 +101,10 @@ class ClientRequest:
     deadline_s: float  # when the client gives up, on the gateway's clock; inf unknown
     request_id: str
     headers: list[tuple[str, str]]  # headers for the engine
-    sender: Sender = Sender()
+    tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
+    priority: int = 0  # class of the key; smaller is earlier
+    session: str = ""  # name that ties requests together; "" none
+    address: str = ""  # network address of the client (of IPv6 the /64); "" unknown
     memory_bytes: int = 0  # estimated memory of body, text and fields
     _fields: dict[str, Any] | None = None
 

@@ -18,7 +18,7 @@ from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import Relay, open_session
-from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Prompt, Request, Sender
+from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Prompt, Request
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -209,7 +209,7 @@ def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0,
         deadline_s=deadline_s,
         request_id="r",
         headers=[],
-        sender=Sender(**metadata),
+        **metadata,
     )
 
 

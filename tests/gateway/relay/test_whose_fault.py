@@ -6,7 +6,6 @@ from relay_world import BARE, FixedFleet, FixedWorker, asked, run, world
 from scripted_engine import Fault, Scripted
 
 from lengthwise.gateway.relay.failures import FailureAttribution, UpstreamError
-from lengthwise.gateway.request import Sender
 
 BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
 
@@ -62,7 +61,7 @@ def test_who_makes_each_body_different_is_one_caller_all_the_same():
             told(said, w.fleet)
             for number, address in enumerate(["10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"]):
                 one = asked(BODY | {"prompt": f"hi {number}"}, now_s=w.driver.clock())
-                one.sender = Sender(address=address, session=f"s{number}")
+                one.address, one.session = address, f"s{number}"
                 answer = await w.relay.exchange(one)
                 assert b"engine dead" in b"".join([part async for part in answer])
                 await answer.aclose()

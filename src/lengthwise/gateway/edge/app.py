@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,7 +23,7 @@ from lengthwise.gateway.edge.client_request import (
     parse_headers,
     resolve_request_id,
 )
-from lengthwise.gateway.edge.errors import Fault, draining, quoted, rejected, unknown_model
+from lengthwise.gateway.edge.errors import Fault, draining, quoted, unknown_model
 from lengthwise.gateway.edge.exchange import (
     BLOCKED,
     CLOSE,
@@ -190,7 +190,9 @@ class App:
         except Exception as error:  # noqa: BLE001 - the client gets a response, and the server lives, in any case
             rejection = getattr(error, "rejection", None)
             if isinstance(rejection, Rejection) and not exchange.started:
-                await exchange.send_fault(rejected(rejection))
+                status, reason, message, after_s = astuple(rejection)
+                code = "rate_limit_exceeded" if status == 429 else reason
+                await exchange.send_fault(Fault(status, reason, message, code=code, retry_after_s=after_s))
                 return
             _log.exception("a request failed in the gateway")
             if not exchange.started:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
-from lengthwise.gateway.request import ClientRequest, PrefixHasher, Prompt, Sender
+from lengthwise.gateway.request import ClientRequest, PrefixHasher, Prompt
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -433,7 +433,10 @@ class RequestParser:
             prompt=prompt,
             max_tokens=max_tokens,
             n=n,
-            sender=Sender(caller.tenant, caller.key.priority if caller.key else 0, session, address),
+            tenant=caller.tenant,
+            priority=caller.key.priority if caller.key else 0,
+            session=session,
+            address=address,
             arrival_s=now_s,
             deadline_s=now_s + float(timeout if _SECONDS.match(timeout) else "inf"),
             request_id=request_id,

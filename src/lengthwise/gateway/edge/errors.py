@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lengthwise.gateway.request import DRAINING, Rejection
+from lengthwise.gateway.request import DRAINING
 
 Headers = Sequence[tuple[bytes, bytes]]
 _MAX_QUOTED = 100
@@ -47,13 +47,6 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
             after_s = max(1, math.ceil(min(self.retry_after_s, 86_400.0)))
             headers.append((b"retry-after", b"%d" % after_s))
         return headers
-
-
-def rejected(rejection: Rejection) -> Fault:
-    """Return the response to a request that the scheduler rejects."""
-    status, reason = rejection.status, rejection.reason
-    code = "rate_limit_exceeded" if status == 429 else reason
-    return Fault(status, reason, rejection.message, code=code, retry_after_s=rejection.retry_after_s)
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> Fault:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.gateway.edge.errors import Fault
-from lengthwise.gateway.protocols import Answer, ChunkWriter
+from lengthwise.gateway.protocols import Answer
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.edge.http_protocol import HttpProtocol
 
 CLOSE = (b"connection", b"close")
 SHARES = 4  # one client may use a quarter of the budget
@@ -86,15 +89,6 @@ class ClientGoneError(Exception):
     """The client disconnected."""
 
 
-class Connection(ChunkWriter, Protocol):
-    """A connection of the gateway's own server, which enforces timeouts of reads and writes by itself."""
-
-    on_disconnect: Callable[[], None] | None
-
-    def resume_reading(self) -> None: ...  # noqa: D102
-    def abort(self) -> None: ...  # noqa: D102
-
-
 class AsgiExchange:
     """Reads and writes for the task that creates it, and cancels this task when it waits in vain.
 
@@ -102,12 +96,9 @@ class AsgiExchange:
     bounds the body, and the client's reading of a chunk. ``handed_on``: the request has reached the relay.
     """
 
-    __slots__ = ("_connection", "_finished", "_monitor", "_reading", "_receive", "_send", "_sent", "_task",
-                 "_timeout_s", "_timer", "_writing", "cause", "handed_on", "headers", "started")  # fmt: skip
-
     def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:
         self._receive, self._send, self._timeout_s = receive, send, timeout_s
-        self._connection: Connection | None = (scope.get("extensions") or {}).get(CONNECTION)
+        self._connection: HttpProtocol | None = (scope.get("extensions") or {}).get(CONNECTION)
         self._task = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._monitor: asyncio.Future[Message] | None = None

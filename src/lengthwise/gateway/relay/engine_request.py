@@ -16,7 +16,7 @@ from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTE
 from lengthwise.gateway.relay.failures import UpstreamError
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
-from lengthwise.gateway.relay.upstream import Attempt, UpstreamConnection, queue_full_error
+from lengthwise.gateway.relay.upstream import Attempt, UpstreamConnection, queue_full_error, read_up_to
 from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.predict.distribution import LEVELS
 
@@ -251,6 +251,9 @@ def new_response(
     return AssembledResponse(plan.options, max_bytes, prompt_bytes)
 
 
+_MAX_ERROR_BYTES = 1 << 16
+
+
 class RequestRejectedError(Exception):
     """The engine rejects the request (4xx); its response goes to the client."""
 
@@ -270,7 +273,7 @@ async def require_success(
     status = connection.status
     if status == 200:
         return
-    body = await attempt.read_rest()
+    body = await read_up_to(_MAX_ERROR_BYTES, attempt.read)
     if status in (503, 429):
         raise queue_full_error(connection.headers)
     # 401, 403 and 407 are about the gateway's own key, which is no fault of a client.

@@ -55,7 +55,7 @@ MAX_CALLERS = 4096
 
 def caller_of(client_request: ClientRequest) -> Hashable:
     """Return the key under which retries of a client are counted: tenant, else address, else session."""
-    return client_request.sender.tenant or client_request.sender.address or client_request.sender.session
+    return client_request.tenant or client_request.address or client_request.session
 
 
 class RetryBudget:
@@ -104,7 +104,7 @@ class FailureAttribution:
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
-        self._fleet, self._model, self._session = fleet, client_request.model, client_request.sender.session
+        self._fleet, self._model, self._session = fleet, client_request.model, client_request.session
         self.worker: Worker | None = None  # of the current attempt
         self._errors: dict[int, tuple[Worker, bool]] = {}
         """Workers that answered with an error, by id; True: inside a stream."""

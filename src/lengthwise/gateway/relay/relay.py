@@ -53,7 +53,7 @@ class Relay:
     async def exchange(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise RequestRefusedError if not admitted or expired."""
         self.budget.deposit(caller_of(client_request))
-        order, prompt, sender = self.config.order, client_request.prompt, client_request.sender
+        order, prompt = self.config.order, client_request.prompt
         max_tokens, preempts = client_request.max_tokens, order.mode in PREEMPTIVE_MODES
         resumption = plan(client_request, self._any_resumes(), window_tokens=order.window_tokens, preempts=preempts)
         request = Request(
@@ -62,10 +62,10 @@ class Relay:
             model=client_request.model,
             prompt_tokens=prompt.tokens,
             max_tokens=self.config.limits.max_tokens if max_tokens is None else max_tokens,
-            tenant=sender.tenant,
-            priority=sender.priority,
+            tenant=client_request.tenant,
+            priority=client_request.priority,
             body_bytes=len(client_request.body),
-            session=sender.session,
+            session=client_request.session,
             prefix=prompt.prefix,
             resumable=resumption.conflict is None,
             deadline_s=client_request.deadline_s,

@@ -171,8 +171,6 @@ class RequestSession:
         self._retry_state_released = self._done = self._client_gone = False
         ticket.on_interrupt = self._on_interrupt
 
-    # -- for the client ----------------------------------------------------------------------
-
     async def respond(self) -> Answer:
         """Return the answer once its first chunk, or an error, is known."""
         try:
@@ -223,8 +221,6 @@ class RequestSession:
         if error.retry_after_s is not None:
             answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
         return answer
-
-    # -- the loop over attempts ----------------------------------------------------------------
 
     async def next_chunk(self) -> bytes | None:
         """Return the next bytes for the client; None at the end.
@@ -370,8 +366,6 @@ class RequestSession:
         self.plan = self.plan.for_continuation()
         ids_bytes = response.memory_bytes if isinstance(response, TrackedStream) else 0
         self.client_request.release(text=self.text is None, others_bytes=ids_bytes)
-
-    # -- preemption, retry, fail-over ------------------------------------------------------------
 
     async def _handle(self, problem: Exception) -> bytes:
         """Go on after a failed, interrupted or rejected attempt; return bytes for the client."""

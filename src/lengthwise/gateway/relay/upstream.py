@@ -7,7 +7,7 @@ import base64
 import contextlib
 import errno
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -126,8 +126,6 @@ class UpstreamConnection(asyncio.Protocol):
             if self._waiter is waiter:  # else another task reads already
                 self._waiter = None
 
-    # -- asyncio.Protocol ------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Note the open transport."""
         self._transport = transport
@@ -163,8 +161,6 @@ class UpstreamConnection(asyncio.Protocol):
             self.complete = True
         self._transport = None
         self.abort(str(error) if error else "the engine closed the connection")
-
-    # -- callbacks of httptools ------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Refuse a second response to one request."""
@@ -298,7 +294,6 @@ def _encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
 
 DRAIN_S = 0.25
 CLIENT_GONE, SLOW_READER = "client gone", "slow reader"
-_MAX_ERROR_BYTES = 1 << 16
 
 
 class Attempt:
@@ -328,24 +323,22 @@ class Attempt:
         self._pool, head = pool, pool.request_head(path, headers, len(body))
         self._since_s, self._reading = self._loop.time(), True
         self._timer = self._loop.call_later(min(self._limit_s, self._resilience.stall_s), self._check_silence)
-        self._connection = connection = pool.take_idle() or await self._connect(pool)
-        try:
+        idle = pool.take_idle()
+        while True:
+            self._connection = connection = idle or await self._connect(pool)
             try:
                 connection.send(head, body)
                 await connection.wait_for_head()
             except BrokenConnectionError as error:
-                if not connection.reused or error.response_started or self._interrupt_cause:
-                    raise
+                if idle is None or error.response_started or self._interrupt_cause:
+                    reason = MALFORMED if error.malformed else "closed early"
+                    raise self._interruption("no answer") or UpstreamError(reason, str(error)) from None
                 # The server closed an idle connection while it was being reused: the request never arrived.
-                pool.release(connection)
-                self._connection = connection = await self._connect(pool)
-                connection.send(head, body)
-                await connection.wait_for_head()
-        except BrokenConnectionError as error:
-            reason = MALFORMED if error.malformed else "closed early"
-            raise self._interruption("no answer") or UpstreamError(reason, str(error)) from None
-        self._reading, self._since_s = False, self._loop.time()
-        return connection
+                pool.release(idle)
+                idle = None
+            else:
+                self._reading, self._since_s = False, self._loop.time()
+                return connection
 
     async def _connect(self, pool: ConnectionPool) -> UpstreamConnection:
         try:
@@ -391,14 +384,6 @@ class Attempt:
         """Wake the reader without a chunk."""
         if self._connection is not None:
             self._connection.wake()
-
-    async def read_rest(self, max_bytes: int = _MAX_ERROR_BYTES) -> bytes:
-        """Return the rest of the response, up to ``max_bytes``; raise as ``read`` does."""
-        parts, size = [], 0
-        while size < max_bytes and (data := await self.read()):
-            parts.append(data)
-            size += len(data)
-        return b"".join(parts)[:max_bytes]
 
     async def drain(self) -> None:
         """Read the end of a complete response, so that its connection can be reused."""
@@ -458,15 +443,21 @@ def queue_full_error(headers: Mapping[str, str]) -> QueueFullError:
         return QueueFullError(None)
 
 
-async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return at most ``max_bytes`` of a body; of a longer one the rest is not read."""
+async def read_up_to(max_bytes: int, read: Callable[[], Awaitable[bytes | None]]) -> bytes:
+    """Return at most ``max_bytes`` of what ``read`` returns until it is empty."""
     parts, size = [], 0
-    while size < max_bytes and (part := await response.content.readany()):
+    while size < max_bytes and (part := await read()):
         parts.append(part)
         size += len(part)
+    return b"".join(parts)[:max_bytes]
+
+
+async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return at most ``max_bytes`` of a body; of a longer one the rest is not read."""
+    body = await read_up_to(max_bytes, response.content.readany)
     if not response.content.at_eof():
         response.close()
-    return b"".join(parts)[:max_bytes]
+    return body
 
 
 _READ_BYTES = 1 << 16
