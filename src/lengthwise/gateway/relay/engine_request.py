@@ -328,12 +328,3 @@ class SchedulingHints:
             length = longer.mean() if self._level is None else longer[int(self._level * len(longer))]
             later += [at, round(float(length) - so_far, 1)]
         return {"vllm_xargs": hints | ({LATER: later} if later else {})}
-
-
-def hint_adder(
-    config: GatewayConfig, engine_priority: Callable[[Request], int]
-) -> Callable[[Request, Any, bytes], bytes] | None:
-    """Return the function that adds hints to bodies; None in modes in which the gateway orders."""
-    if config.order.mode not in ("engine-priority", "engine-plugin"):
-        return None
-    return SchedulingHints(config, engine_priority).add_to

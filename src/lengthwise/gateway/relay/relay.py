@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.relay.engine_request import plan
+from lengthwise.gateway.length_prediction import requested_tokens
+from lengthwise.gateway.relay.engine_request import SchedulingHints, plan
 from lengthwise.gateway.relay.failures import RetryBudget, caller_of
 from lengthwise.gateway.relay.request_session import Answer, RequestSession
 from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 
 if TYPE_CHECKING:
-    from lengthwise.gateway.fleet import Fleet, Worker
+    from lengthwise.gateway.fleet import Fleet
     from lengthwise.gateway.length_prediction import Forecaster
 
 PREEMPTIVE_MODES = ("isrtf", "windowed")
@@ -24,31 +25,17 @@ _POLL_INTERVAL_S = 1.0
 
 
 class Relay:
-    """Sends requests to engines in the order of the scheduler.
+    """Sends requests to engines in the order of the scheduler."""
 
-    ``add_hints`` adds scheduling hints for a worker to a body. ``requested_tokens`` returns the output length that a
-    client fixes (body, fields, max_tokens), 0 if it fixes none.
-    """
-
-    def __init__(
-        self,
-        driver: SchedulerDriver,
-        fleet: Fleet,
-        forecaster: Forecaster,
-        config: GatewayConfig,
-        *,
-        add_hints: Callable[[Request, Worker, bytes], bytes] | None = None,
-        requested_tokens: Callable[[bytes, Callable[[], dict[str, Any]], int | None], int] | None = None,
-    ) -> None:
+    def __init__(self, driver: SchedulerDriver, fleet: Fleet, forecaster: Forecaster, config: GatewayConfig) -> None:
         self.budget = RetryBudget(config.resilience.retry_share)
         self.config = config
         self.fleet, self._driver, self._forecaster = fleet, driver, forecaster
-        self._requested_tokens = requested_tokens or (lambda _body, _fields, _max_tokens: 0)
+        self.add_hints = SchedulingHints(config, driver.scheduler.engine_priority).add_to
+        self.track_text = bool(getattr(forecaster, "reads_text", False))  # whether a predictor reads generated text
         self._ids = itertools.count(1)
         self._resumes, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
-        self.add_hints = add_hints or (lambda _request, _worker, body: body)
-        self.track_text = bool(getattr(forecaster, "reads_text", False))  # whether a predictor reads generated text
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise RequestRefusedError if not admitted or expired."""
@@ -69,7 +56,7 @@ class Relay:
             prefix=prompt.prefix,
             resumable=resumption.conflict is None,
             deadline_s=client_request.deadline_s,
-            requested_tokens=self._requested_tokens(client_request.body, client_request.fields, max_tokens),
+            requested_tokens=requested_tokens(client_request.body, client_request.fields, max_tokens),
             choices=client_request.n,
             buffered=not client_request.stream,
         )
