@@ -1,13 +1,13 @@
-"""Interfaces between the parts of the gateway: listeners of requests, clock, exchange of a request for its answer."""
+"""Interfaces between the parts of the gateway: listeners of requests, clock, connection of a client."""
 # ruff: noqa: D102 - the implementations document their methods
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from lengthwise.gateway.request import ClientRequest, Outcome, Rejection, Request
+from lengthwise.gateway.request import Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase
 
 
@@ -83,23 +83,3 @@ class ChunkWriter(Protocol):
 
     def can_write(self) -> bool: ...
     def write_chunk(self, chunk: bytes) -> None: ...
-
-
-class Answer(Protocol):
-    """A response in progress: headers with at least content-type, and chunks of the body.
-
-    ``attach_writer`` lets chunks go to the writer directly; the iterator yields those that the writer cannot take.
-    ``aclose`` is called at the end and after a disconnect.
-    """
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def headers(self) -> Sequence[tuple[bytes, bytes]]: ...
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-    def attach_writer(self, writer: ChunkWriter) -> None: ...
-    async def aclose(self) -> None: ...
-
-
-Exchange = Callable[[ClientRequest], Awaitable[Answer]]
-"""Serves a request; it is cancelled on a disconnect, and raises ``edge.Fault`` or an error with a ``rejection``."""

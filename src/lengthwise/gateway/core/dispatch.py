@@ -60,7 +60,6 @@ class DispatchPass:
 
     @cached_property
     def _usual_tokens_per_s(self) -> float:
-        """The output rate of a worker where none was observed."""
         return mean_tokens_per_s(self._up) or 1.0
 
     def usable(self, entry: Entry) -> list[Worker]:

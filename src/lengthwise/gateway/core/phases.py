@@ -22,7 +22,7 @@ from lengthwise.gateway.config import Phases
 from lengthwise.gateway.core.ranking import Entry
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.policy.contracts import BATCHING_ARGUMENTS
-from lengthwise.policy.named_schedulers import resolve
+from lengthwise.policy.families import rra
 
 STEPS, IDLE, STALLED = "steps", "idle", "stalled"
 _PREFILL_STEPS = 2
@@ -34,12 +34,9 @@ class PrefillBatchSize:
     """The batch size of a prefill by the simulator's policy ``rra``: B_E, or one that keeps work even (ExeGPT, 5.2)."""
 
     def __init__(self, phases: Phases) -> None:
-        text = f"rra(prefill_batch={phases.prefill_batch}, decode_steps={phases.decode_steps}, micro_batches=1"
-        if phases.threshold is not None:
-            prompts = max(1, round(phases.prefill_batch * (phases.mean_prompt_tokens or 0)))
-            decodes = max(1, round(phases.decode_batch or 0))
-            text += f", threshold={phases.threshold!r}, prompt_tokens={prompts}, decode_batch={decodes}"
-        self._policy = policy = resolve("batching", f"{text})")
+        prompts = max(1, round(phases.prefill_batch * (phases.mean_prompt_tokens or 0)))
+        means = {"prompt_tokens": prompts, "decode_batch": max(1, round(phases.decode_batch or 0))}
+        self._policy = policy = rra(phases.prefill_batch, phases.decode_steps, 1, phases.threshold, **means)
         parameters = {f"parameter_{n}": value for n, value in enumerate(policy.all_parameters)}
         self._constants = {**dict.fromkeys(BATCHING_ARGUMENTS, 0), "stages": 1, **parameters}
         self._one_by_one = policy.uses("step_prompts")

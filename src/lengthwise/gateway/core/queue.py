@@ -82,6 +82,12 @@ class Backlog:
         self.waiting: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, float] = defaultdict(float)
 
+    def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:
+        """Store a new prediction."""
+        self._count(entry, -1)
+        entry.set_prediction(length_prediction)
+        self._count(entry, 1)
+
     def _count(self, entry: Entry, sign: int) -> None:
         model = entry.request.model
         self.bytes += sign * entry.request.body_bytes
@@ -137,12 +143,10 @@ class Queue(Backlog):
         self._count(entry, -1)
         self._service.stop_waiting(entry.request.tenant)
 
-    def set_prediction(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
+    def rank_again(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
         """Store a new prediction of a waiting request and move it to its new place."""
         self._delete(entry)
-        self._count(entry, -1)
-        entry.set_prediction(length_prediction)
-        self._count(entry, 1)
+        self.set_prediction(entry, length_prediction)
         self._ranker.update(now_s, entry)
         self._insert(entry)
 
@@ -302,12 +306,6 @@ class Bins(Backlog):
             del self._contents[place]
         self.deadlines.discard(entry.request.id)
         self._count(entry, -1)
-
-    def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:
-        """Store a new prediction; the request stays in its bin."""
-        before = entry.remaining
-        entry.set_prediction(length_prediction)
-        self.tokens[entry.request.model] += entry.remaining - before
 
     def position(self, entry: Entry) -> int:
         """Return how many requests precede it in its bin."""

@@ -246,7 +246,7 @@ class Worker:
     def __init__(
         self, state: WorkerState, dispatch: Dispatch, *, no_limit: bool, report: Callable[[Phase], None] | None = None
     ) -> None:
-        self.state = state
+        self.state, self.name = state, state.name
         self.active: dict[int, Entry] = {}  # requests in flight by id, preempting ones included
         self.tokens = self.work = self.kv_tokens = 0.0
         self.num_preempting = 0
@@ -259,11 +259,6 @@ class Worker:
         self.phases: PhaseTracker | None = None
         if report is not None and dispatch.phases is not None:
             self.phases = PhaseTracker(lambda: self.name, dispatch.phases, report)
-
-    @property
-    def name(self) -> str:
-        """The worker's name."""
-        return self.state.name
 
     @property
     def limit(self) -> int:
@@ -283,7 +278,7 @@ class Worker:
 
     def rename(self, name: str) -> None:
         """Change the name, of its requests' worker as well."""
-        self.state = replace(self.state, name=name)
+        self.state, self.name = replace(self.state, name=name), name
         for entry in self.active.values():
             entry.worker = entry.request.worker = name
 

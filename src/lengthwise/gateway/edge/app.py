@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
@@ -38,8 +38,11 @@ from lengthwise.gateway.edge.exchange import (
     Send,
 )
 from lengthwise.gateway.edge.openapi import document
-from lengthwise.gateway.protocols import Clock, Exchange, Listener, monotonic
-from lengthwise.gateway.request import PrefixHasher, Rejection
+from lengthwise.gateway.protocols import Clock, Listener, monotonic
+from lengthwise.gateway.request import ClientRequest, PrefixHasher, Rejection
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.relay import Answer
 
 _MODELS = b"/v1/models/"
 
@@ -93,14 +96,15 @@ same; between them, and while numpy counts, it goes on."""
 class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
-    ``models`` returns all models, including those of unavailable engines, ``ready`` whether an engine is available.
-    ``draining`` rejects new requests with 503; ``in_flight`` counts completion requests, arriving bodies included.
+    ``exchange`` serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``rejection``.
+    ``models`` returns all models, also of unavailable engines, ``ready`` whether an engine is available. ``draining``
+    rejects new requests with 503; ``in_flight`` counts completion requests, arriving bodies included.
     """
 
     def __init__(
         self,
         config: GatewayConfig,
-        exchange: Exchange,
+        exchange: Callable[[ClientRequest], Awaitable[Answer]],
         *,
         models: Callable[[], Sequence[str]],
         ready: Callable[[], bool] = lambda: True,

@@ -95,7 +95,6 @@ _COMPLETIONS: msgspec.json.Decoder[Completion] = msgspec.json.Decoder(Completion
 
 
 def _decode(decoder: msgspec.json.Decoder[Chat] | msgspec.json.Decoder[Completion], body: bytes) -> Chat | Completion:
-    """Return the fields of a body; raise Fault with the wrong field."""
     try:
         if not body.isascii():
             body.decode()

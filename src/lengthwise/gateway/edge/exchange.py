@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.gateway.edge.errors import Fault
-from lengthwise.gateway.protocols import Answer
 
 if TYPE_CHECKING:
     from lengthwise.gateway.edge.http_protocol import HttpProtocol
+    from lengthwise.gateway.relay import Answer
 
 CLOSE = (b"connection", b"close")
 SHARES = 4  # one client may use a quarter of the budget

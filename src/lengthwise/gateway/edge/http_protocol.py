@@ -300,7 +300,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._close()
 
     def _drain(self) -> None:
-        """Read and drop input for a while, then close."""
         if self._drain_timer is None and not self.transport.is_closing():
             self.pipeline.clear()
             self.flow.resume_reading()

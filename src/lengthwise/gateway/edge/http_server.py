@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import uvicorn
 
 from lengthwise.gateway.config import Limits, Tls
-from lengthwise.schema.errors import InputError, MissingExtraError
-
-if TYPE_CHECKING:
-    import uvicorn
-
-    from lengthwise.gateway.edge.app import App
+from lengthwise.gateway.edge.http_protocol import HttpProtocol
+from lengthwise.schema.errors import InputError
 
 _INTERVAL_S = 10.0
 
@@ -40,7 +38,7 @@ _RATE_LIMITED = RateLimitedWarnings()
 
 
 def server(
-    app: App | Any,
+    app: Any,
     limits: Limits,
     *,
     host: str = "127.0.0.1",
@@ -54,12 +52,6 @@ def server(
     ``port`` 0 picks a free one; with a ``tls.ca`` clients must present a certificate. ``drain_s`` bounds requests in
     progress during shutdown; the X-Forwarded-For of ``proxies`` is trusted.
     """
-    try:
-        import uvicorn
-
-        from lengthwise.gateway.edge.http_protocol import HttpProtocol
-    except ImportError as error:
-        raise MissingExtraError("lengthwise serve", "gateway") from error
     logging.getLogger("uvicorn.error").addFilter(_RATE_LIMITED)  # adds it once, however often this runs
     members: dict[str, Any] = {"limits": limits}
     if (refused := getattr(app, "refused", None)) is not None:

@@ -164,7 +164,6 @@ def hint_of(extra_args: Any, max_tokens: int, prior_tokens: float) -> Hint:
 
 
 def _length(value: Any) -> float | None:
-    """Return a valid length, or None."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -175,7 +174,6 @@ def _length(value: Any) -> float | None:
 
 
 def _parse_updates(value: Any, limit: float) -> tuple[tuple[float, float], ...] | None:
-    """Return valid pairs, or None."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or len(value) % 2 or len(value) > 2 * _MAX_LATER:

@@ -430,7 +430,6 @@ class RequestSession:
         await self.ticket.retry(cause, avoid=last if avoid else "", generated=num_tokens)
 
     async def _requeue(self, error: QueueFullError) -> None:
-        """Return to the queue, as the engine's own queue is full."""
         self._close_attempt()
         now_s, config = asyncio.get_running_loop().time(), self._config
         self._full_since_s = self._full_since_s or now_s

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - asyncio and httptools document their callbacks
 """HTTP to an engine: connections, their pool, and one attempt of a request that can be stopped at any moment."""
 
 from __future__ import annotations
@@ -127,11 +128,9 @@ class UpstreamConnection(asyncio.Protocol):
                 self._waiter = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Note the open transport."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes and hand chunks of the body on."""
         if self._error is not None or self.complete or self.reused < 0:
             self.abort("the engine sent data without a request")
             return
@@ -163,7 +162,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.abort(str(error) if error else "the engine closed the connection")
 
     def on_message_begin(self) -> None:
-        """Refuse a second response to one request."""
         if self.complete:
             raise ValueError("two responses to one request")
 
@@ -183,7 +181,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._until_close = not framed and self.status not in _STATUS_WITHOUT_BODY
 
     def on_message_complete(self) -> None:
-        """Note the end of the response."""
         if not self._in_head and not self._until_close:
             self.complete, self._keep_alive = True, self._parser.should_keep_alive()
 
