@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lengthwise.gateway.edge.errors import Fault
 
 if TYPE_CHECKING:
-    from lengthwise.gateway.edge.http_protocol import HttpProtocol
+    from lengthwise.gateway.edge.http_server import HttpProtocol
     from lengthwise.gateway.relay import Answer
 
 CLOSE = (b"connection", b"close")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 TESTED = ("0.32.0",)  # versions of vLLM on which tests/live/test_live_plugin*.py and test_live_rra.py were run
 METHODS = {
@@ -98,11 +98,8 @@ class GuardedScheduler:
             return None
 
 
-S = TypeVar("S")
-
-
 @dataclass(frozen=True)
-class SchedulerPlugin(Generic[S]):
+class SchedulerPlugin:
     """Way to modify vLLM's scheduler: ``mixin`` comes before vLLM's class, ``hooks`` make its ``lengthwise``.
 
     ``class_warnings`` (of class and configuration) and ``object_warnings`` (of a scheduler) yield reasons against it;
@@ -110,11 +107,11 @@ class SchedulerPlugin(Generic[S]):
     """
 
     mixin: type
-    settings: Callable[[Any], S]
+    settings: Callable[[Any], Any]
     class_warnings: Callable[[type, Any], Iterator[str]]
     object_warnings: Callable[[Any], Iterator[str]]
-    hooks: Callable[[S], Any]
-    description: Callable[[S], str]
+    hooks: Callable[[Any], Any]
+    description: Callable[[Any], str]
     subject: str
 
     def create(self, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
