@@ -87,10 +87,7 @@ def route(scope: dict[str, Any]) -> Route:
 _JSON = [(b"content-type", b"application/json")]
 _log = logging.getLogger("lengthwise.gateway")
 _LONG_BYTES = 1 << 18
-"""A longer body is parsed in a thread, one at a time.
-
-msgspec holds the GIL while it decodes, so the event loop stands still for each of those calls (some ms per MiB) all the
-same; between them, and while numpy counts, it goes on."""
+"""A longer body is parsed in a thread, one at a time: msgspec holds the GIL while it decodes, some ms per MiB."""
 
 
 class App:
@@ -226,8 +223,8 @@ class App:
                 else:
                     loop = asyncio.get_running_loop()
                     request = await loop.run_in_executor(self.parser_thread, self._parser.parse, *arguments)
+                reservation.take(request.memory_bytes - len(body))
                 del body, arguments  # the request owns the body, and frees it
-                reservation.reserve(request.memory_bytes)
                 known = self._models()
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)

@@ -87,8 +87,6 @@ class Tenants(list[str]):
 class Caller:
     """The holder of a key, or every client if no keys are configured; a context manager around each request."""
 
-    __slots__ = ("_at_s", "_tokens", "key", "models", "open", "tenant")
-
     def __init__(self, key: Key | None, tenant: int) -> None:
         self.update(key, tenant)
         self._tokens, self._at_s = float(key.burst if key else 0), -math.inf

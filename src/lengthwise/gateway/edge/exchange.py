@@ -20,8 +20,6 @@ SHARES = 4  # one client may use a quarter of the budget
 class BodyBudget:
     """Memory of all request bodies; ``max_bytes`` may change at any time."""
 
-    __slots__ = ("max_bytes", "used_by", "used_bytes")
-
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.used_bytes = max_bytes, 0
         self.used_by: Counter[Hashable] = Counter()
@@ -29,8 +27,6 @@ class BodyBudget:
 
 class BodyReservation:
     """Part of the budget for one request of ``owner`` (a key, or an address), returned at the end of its ``with``."""
-
-    __slots__ = ("_budget", "_owner", "_used_bytes")
 
     def __init__(self, budget: BodyBudget, owner: Hashable = "") -> None:
         self._budget, self._owner, self._used_bytes = budget, owner, 0
@@ -61,10 +57,6 @@ class BodyReservation:
     def release(self, size_bytes: int) -> None:
         """Keep at most these bytes."""
         self._add(min(0, size_bytes - self._used_bytes))
-
-    def reserve(self, size_bytes: int) -> None:
-        """Change the reservation to these bytes; raise Fault if they do not fit."""
-        self.take(size_bytes - self._used_bytes)
 
     def _add(self, size_bytes: int) -> None:
         self._used_bytes += size_bytes

@@ -22,12 +22,8 @@ from lengthwise.schema.errors import InputError
 class CorkedTransport:
     """The writing side of a connection for one response: the head waits for data written in the same tick."""
 
-    __slots__ = ("_close", "_head", "_loop", "_started", "_transport")
-
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, close: Callable[[], None]
-    ) -> None:
-        self._transport, self._loop, self._close = transport, loop, close
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport, self._close = transport, close
         self._head, self._started = b"", False
 
     def write(self, data: bytes) -> None:
@@ -41,7 +37,7 @@ class CorkedTransport:
             self._transport.write(data)
         else:
             self._started, self._head = True, data
-            self._loop.call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def close(self) -> None:
         """Close when everything is written."""
@@ -60,10 +56,8 @@ class CorkedTransport:
 class WriteTimeout:
     """Abort a connection whose client takes none of the buffered data for ``timeout_s`` (at most twice that)."""
 
-    __slots__ = ("_buffered", "_loop", "_timeout_s", "_timer", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
-        self._transport, self._loop, self._timeout_s = transport, loop, timeout_s
+    def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
+        self._transport, self._timeout_s = transport, timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._buffered = 0
 
@@ -71,7 +65,7 @@ class WriteTimeout:
         """Start unless started."""
         if self._timer is None:
             self._buffered = self._transport.get_write_buffer_size()
-            self._timer = self._loop.call_later(self._timeout_s, self._on_timer)
+            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._on_timer)
 
     def stop(self) -> None:
         """Stop."""
@@ -120,7 +114,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
         super().connection_made(transport)
-        self._write_timeout = WriteTimeout(transport, self.loop, self.limits.body_s)
+        self._write_timeout = WriteTimeout(transport, self.limits.body_s)
         if len(self.connections) > self.limits.connections:
             self._fail(Fault(503, "connections", "Too many connections.", code="overloaded", retry_after_s=1.0))
         else:
@@ -234,7 +228,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.pipeline:
             self._served = self.cycle
-        self.cycle.transport = CorkedTransport(self.transport, self.loop, self._finish)  # type: ignore[assignment]
+        self.cycle.transport = CorkedTransport(self.transport, self._finish)  # type: ignore[assignment]
         if upgrade:
             self.cycle.keep_alive = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -164,13 +164,8 @@ def hint_of(extra_args: Any, max_tokens: int, prior_tokens: float) -> Hint:
 
 
 def _length(value: Any) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= sys.float_info.max else None
 
 
 def _parse_updates(value: Any, limit: float) -> tuple[tuple[float, float], ...] | None:

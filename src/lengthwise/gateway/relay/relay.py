@@ -67,8 +67,6 @@ MAX_TEXT_BYTES = 1 << 21  # most bytes of events retained for a predictor; the r
 class GeneratedText:
     """Collects the events that go to a client and parses them on demand."""
 
-    __slots__ = ("_parts", "_size", "_splitter", "_text")
-
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._text = ""
@@ -101,8 +99,6 @@ _STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8
 
 class Answer:
     """Status, headers and body for the client; ``session`` yields the body after the first chunk."""
-
-    __slots__ = ("_first", "_session", "headers", "status")
 
     def __init__(self, status: int, headers: Headers, first: bytes, session: RequestSession | None = None) -> None:
         self.status, self.headers = status, headers
