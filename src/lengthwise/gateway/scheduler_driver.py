@@ -90,10 +90,7 @@ class Ticket:
                 self._driver.wake_when_due(now_s)
 
     async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
-        """Wait for a worker again, with ``generated`` tokens (None all); raise as ``wait`` does.
-
-        ``cause`` is "cut", "window", "failed_over" or "retried"; ``avoid`` names a worker that failed the request.
-        """
+        """Wait for a worker again, not ``avoid``, with ``generated`` tokens (None all); raise as ``wait`` does."""
         now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
         self._driver.scheduler.returned(now_s, self.request.id, retained, avoid=avoid)

@@ -44,10 +44,7 @@ def expected_remaining(entry: Entry) -> float:
 
 
 def slot_release_tokens(remaining: Iterable[float]) -> list[float]:
-    """Return when slots become free, in tokens from now, given the expected remaining tokens of the running requests.
-
-    Remaining lengths are taken as independent exponentials with these means, the shortest finishing first.
-    """
+    """Return when slots become free, in tokens, if remaining lengths are independent exponentials with these means."""
     rates = list(accumulate(1 / tokens for tokens in sorted(remaining, reverse=True)))
     return list(accumulate(1 / rate for rate in reversed(rates)))
 
@@ -79,10 +76,7 @@ Candidates = list[tuple[float, Entry]]  # key and request, the greatest key firs
 
 
 class PreemptionPass:
-    """One pass over waiting requests: each has a slot coming, takes a running one's, or goes on waiting.
-
-    The latter reserves every worker that it could use, as in ``DispatchPass``.
-    """
+    """One pass over waiting requests: one without a slot or a victim reserves every worker that it could use."""
 
     def __init__(
         self, now_s: float, queue: Queue, workers: Collection[Worker], candidates: Candidates, preemption: Preemption

@@ -26,8 +26,8 @@ def drain_times_s(
 ) -> list[float]:
     """Return the seconds until each worker's share of the waiting tokens is done, for workers of ``rates`` tokens/s.
 
-    Each model's tokens go to the workers that are done soonest (water filling); ``serving`` lists the indices of a
-    model's workers. Models with the fewest workers come first, since the others can go around them.
+    Each model's tokens go to the workers (indices in ``serving``) that are done soonest, the models with few workers
+    first.
     """
     times_s = [0.0] * len(rates)
     for model in sorted(tokens, key=lambda one: (len(serving[one]), one)):

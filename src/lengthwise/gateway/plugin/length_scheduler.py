@@ -23,10 +23,7 @@ _MANY, _SORT_EVERY = 8, 100
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Scheduling state of a request; ``number`` counts arrivals and ``admission`` the last admission (-1: never).
-
-    ``queued_for_s`` is the time in the queue before that. Below ``stable`` generated tokens it is not preempted again.
-    """
+    """Scheduling state of a request; ``admission`` counts admissions (-1: never), up to ``stable`` tokens it stays."""
 
     request: Any
     hint: Hint
@@ -177,10 +174,7 @@ PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens, as in the gatew
 
 
 class Preemption:
-    """Apply the preemption policy to the first waiting request and the worst running one, whose key is strictly worse.
-
-    It is due after a change of the queue and every ``window_tokens`` steps.
-    """
+    """Apply the preemption policy after a change of the queue and every ``window_tokens`` steps."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float]) -> None:
         self._registry, self._settings, self._clock = registry, registry.settings, clock

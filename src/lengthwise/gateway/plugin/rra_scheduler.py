@@ -162,10 +162,7 @@ NEVER = 1 << 62  # a step number that no engine reaches
 
 
 class StepRestriction:
-    """Restrict one step to at most ``admit`` admissions without the paused requests; ``release`` ends it.
-
-    Paused requests are skipped by vLLM's own rule for decodes that are not due yet (``next_decode_eligible_step``).
-    """
+    """Restrict one step to ``admit`` admissions without paused requests, by vLLM's rule for decodes not due yet."""
 
     def __init__(self, scheduler: Any, *, encodes: bool, admit: int, paused: list[Any]) -> None:
         self.encodes = encodes

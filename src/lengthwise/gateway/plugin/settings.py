@@ -127,10 +127,7 @@ _MAX_LATER = 64
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Predicted length and class (smaller ones come first) of one request; ``error`` tells an invalid hint.
-
-    ``later`` has (generated tokens, predicted length from then on), increasing.
-    """
+    """Predicted length and class (smaller ones first); ``later`` has (generated tokens, length from then on)."""
 
     total_tokens: float
     later: tuple[tuple[float, float], ...] = ()

@@ -41,10 +41,7 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
 async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) -> int:
-    """Return the number of tokens after which another attempt can start.
-
-    A chunk with several tokens may end in half a character, which the engine holds back; ``/detokenize`` shows it.
-    """
+    """Return after how many tokens another attempt can start: ``/detokenize`` shows half a character at the end."""
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
@@ -223,10 +220,7 @@ class RequestSession:
         return answer
 
     async def next_chunk(self) -> bytes | None:
-        """Return the next bytes for the client; None at the end.
-
-        Raises RequestRejectedError from the engine, RequestRefusedError without output, RequestFinishedError if ended.
-        """
+        """Return the next bytes, None at the end; raise Request{Rejected,Refused,Finished}Error instead of output."""
         problem: Exception | None = None
         while not self._done:
             try:

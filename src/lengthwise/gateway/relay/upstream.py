@@ -310,10 +310,7 @@ class Attempt:
     async def open(
         self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]
     ) -> UpstreamConnection:
-        """Send the request; return the connection once status and headers have arrived.
-
-        Raises UpstreamError without a connection or response, AttemptInterruptedError after ``interrupt``.
-        """
+        """Return the connection once the head has arrived; raise UpstreamError or AttemptInterruptedError."""
         if session.connector is None or session.closed:
             raise UpstreamError("no connection", "the engine is not in use any more", engine_fault=False)
         pool: ConnectionPool = session.connector.pool
