@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.worker_pool import drain_times_s
+from lengthwise.gateway.core.dispatch import drain_times_s
 from lengthwise.gateway.scheduling import WorkerState
 
 

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.dispatch import Dispatcher
+from lengthwise.gateway.core.dispatch import Dispatcher, WorkerPool, waiting_tokens
 from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Bins, Deadlines, Queue
 from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
 from lengthwise.gateway.core.worker import mean_tokens_per_s
-from lengthwise.gateway.core.worker_pool import WorkerPool, waiting_tokens
 from lengthwise.gateway.request import DRAINING, LengthPrediction, Rejection, Request
 from lengthwise.gateway.scheduling import PASSTHROUGH_MODES, Decisions, Statistics, WorkerState
 from lengthwise.policy.named_schedulers import resolve
@@ -66,10 +65,7 @@ class Scheduler:
             self._ranker.keys(0.0, np.zeros(0, np.int64), waiting=True)  # compile now, not while requests wait
 
     def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None:
-        """Apply other settings, to queued requests, too; no request is refused, moved or preempted by that alone.
-
-        Raises InputError, with nothing changed, where the order has another mode or rank, or cannot be used.
-        """
+        """Apply other settings, also to queued requests; raise InputError, with nothing changed, if it cannot."""
         check_change(self.order, order)
         self.order, self.admission = order, admission
         self.queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")

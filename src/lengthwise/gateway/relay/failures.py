@@ -59,10 +59,7 @@ def caller_of(client_request: ClientRequest) -> Hashable:
 
 
 class RetryBudget:
-    """Token bucket for retries and repeated fail-overs; each request adds ``share``, a caller's own is half as large.
-
-    The first fail-over of each request of an engine that dies is free: their number is bounded.
-    """
+    """Token bucket for retries and repeated fail-overs: each request adds ``share``, a caller has half a bucket."""
 
     def __init__(self, share: float) -> None:
         self._share, self._left = share, MAX_RETRIES
