@@ -37,7 +37,7 @@ class FixedWorker:
 
 class FixedFleet:
     def __init__(self, workers: list[FixedWorker], cap: int | None) -> None:
-        self.workers = {worker.name: worker for worker in workers}
+        self.by_name = {worker.name: worker for worker in workers}
         self.faults: list[tuple[str, str]] = []
         self.rejections: list[tuple[str, str, str]] = []
         self.cap = cap
@@ -56,7 +56,10 @@ class FixedFleet:
         return True
 
     def worker(self, name: str) -> FixedWorker:
-        return self.workers[name]
+        return self.by_name[name]
+
+    def workers(self) -> tuple[FixedWorker, ...]:
+        return tuple(self.by_name.values())
 
     def failed(self, name: str, cause: str) -> None:
         self.faults.append((name, cause))
@@ -80,7 +83,7 @@ class FixedFleet:
         self.rejections.append((name, model, session))
 
     def states(self) -> tuple[WorkerState, ...]:
-        return tuple(WorkerState(name, ("m",), in_flight=self.cap) for name in self.workers)
+        return tuple(WorkerState(name, ("m",), in_flight=self.cap) for name in self.by_name)
 
 
 class Report:

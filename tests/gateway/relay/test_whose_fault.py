@@ -22,7 +22,7 @@ def renamed(fleet: FixedFleet) -> tuple[FixedWorker, FixedWorker]:
     """The engine "e" leaves, another one has its name."""
     old, new = fleet.worker("e"), FixedWorker("e", "http://new", BARE, None)
     old.name = "e (leaving 0)"
-    fleet.workers = {old.name: old, "e": new}
+    fleet.by_name = {old.name: old, "e": new}
     return old, new
 
 
@@ -47,7 +47,7 @@ def test_the_successor_that_serves_it_shows_that_the_old_one_was_at_fault():
     blame.worker = new
     blame.on_error(no())
     third = FixedWorker("third", "http://third", BARE, None)
-    fleet.workers["third"] = third
+    fleet.by_name["third"] = third
     blame.worker = third
     blame.on_first_output()
     blame.on_finished()

@@ -118,7 +118,7 @@ class WorkerPool:
     def refused(self, now_s: float, name: str, retry_after_s: float) -> None:
         """Back off from a worker that reported a full queue."""
         if (worker := self._workers.get(name)) is not None:
-            worker.refused(now_s, retry_after_s)
+            worker.limits.refused(now_s, worker.slots_in_use, retry_after_s)
             if (until_s := worker.backoff_until_s(now_s)) < math.inf:
                 self._backoff_until_s = max(self._backoff_until_s, until_s)
 

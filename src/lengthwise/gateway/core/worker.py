@@ -253,7 +253,7 @@ class Worker:
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
         self.leaving: tuple[Worker, ...] = ()
         self._no_limit = no_limit
-        self._limit = ConcurrencyLimit(dispatch)
+        self.limits = ConcurrencyLimit(dispatch)
         # Requests dispatched until this time may have waited in the engine's own queue: their starts are not used.
         self._queued_s = -math.inf
         self.phases: PhaseTracker | None = None
@@ -264,15 +264,15 @@ class Worker:
     def limit(self) -> int:
         """Most requests in flight; NO_LIMIT without a limit. A schedule never exceeds the worker's slots."""
         if self.phases is not None:
-            high = self.phases.phases.high or self._limit.dispatch.most
+            high = self.phases.phases.high or self.limits.dispatch.most
             return min(high, self.state.in_flight or high, self.state.slots or high)
         if self.state.in_flight is not None:
             return self.state.in_flight
-        return NO_LIMIT if self._no_limit else self._limit.limit(self.state.slots)
+        return NO_LIMIT if self._no_limit else self.limits.limit(self.state.slots)
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the bounds of the limit, and the schedule from the next phase on."""
-        self._limit.configure(dispatch)
+        self.limits.configure(dispatch)
         if self.phases is not None and dispatch.phases is not None:
             self.phases.configure(dispatch.phases)
 
@@ -285,10 +285,11 @@ class Worker:
     def inherit(self, other: Worker) -> None:
         """Share the observations of the same engine under the name of a leaving worker."""
         self.throughput, self.cost, self.prefix_cache = other.throughput, other.cost, other.prefix_cache
-        self._limit = other._limit
+        self.limits = other.limits
 
     @property
-    def _slots_in_use(self) -> int:
+    def slots_in_use(self) -> int:
+        """The requests in flight at the engine."""
         return len(self.active) + sum(len(one.active) for one in self.leaving)
 
     @property
@@ -297,24 +298,24 @@ class Worker:
 
     def free_slots(self, now_s: float) -> int:
         """Return how many more requests the worker may be given now."""
-        if now_s < self._limit.backoff_until_s or not self.state.up:
+        if now_s < self.limits.backoff_until_s or not self.state.up:
             return 0
-        return self.limit - self._slots_in_use
+        return self.limit - self.slots_in_use
 
     def backoff_until_s(self, now_s: float) -> float:
         """Return when the worker may be given requests after a refusal; inf where there is no backoff."""
-        until_s = self._limit.backoff_until_s
+        until_s = self.limits.backoff_until_s
         return until_s if until_s > now_s and self.state.up else math.inf
 
     def fits(self, entry: Entry) -> bool:
         """Return whether the KV cache would hold the request to its end; an empty worker takes any request."""
-        if self.state.kv_tokens is None or self._no_limit or not self._slots_in_use:
+        if self.state.kv_tokens is None or self._no_limit or not self.slots_in_use:
             return True
         return self._kv_in_use + entry.kv_tokens <= self.state.kv_tokens
 
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
         """Return whether the request would have a slot once the victim and all preempting requests are gone."""
-        staying = self._slots_in_use - self.num_preempting
+        staying = self.slots_in_use - self.num_preempting
         if not self.state.up or staying > self.limit:
             return False
         kv_tokens = self.state.kv_tokens
@@ -333,7 +334,7 @@ class Worker:
         q.cached_tokens = min(int(self.prefix_cache.insert(q.prefix, self.state.kv_tokens)), q.prompt_tokens)
         self.active[q.id] = entry
         self._count(entry, 1)
-        self._limit.used(self._slots_in_use)
+        self.limits.used(self.slots_in_use)
         if self._no_limit and self.state.signals.waiting is None and len(self.active) > 1:
             self._queued_s = q.dispatched_s
         if self.phases is not None:
@@ -372,7 +373,7 @@ class Worker:
         """Take new tokens, counted in the request already; return whether they finish the worker's phase."""
         q = entry.request
         self.throughput.add_tokens(now_s, tokens)
-        self._limit.accepted(q.dispatched_s)
+        self.limits.accepted(q.dispatched_s)
         last_token_s, entry.last_token_s = entry.last_token_s, now_s
         # A response in a single chunk shows neither when it began nor how fast its tokens were made.
         if not q.single_chunk:
@@ -399,7 +400,7 @@ class Worker:
         """Apply the worker's state; return the requests lost by a restart."""
         lost: list[Entry] = []
         if state.epoch != self.state.epoch:
-            lost, self._limit, self.cost = self.clear(), ConcurrencyLimit(self._limit.dispatch), PreemptionCost()
+            lost, self.limits, self.cost = self.clear(), ConcurrencyLimit(self.limits.dispatch), PreemptionCost()
             self.prefix_cache = PrefixCache(self.prefix_cache.max_blocks)
         self.state = state
         if state.tokens_per_s is not None:
@@ -407,7 +408,7 @@ class Worker:
         if state.signals.waiting:
             self._queued_s = now_s
         if not state.renamed_from:
-            self._limit.poll(now_s, state.signals, self._slots_in_use)
+            self.limits.poll(now_s, state.signals, self.slots_in_use)
         return lost
 
     def clear(self) -> list[Entry]:
@@ -419,10 +420,6 @@ class Worker:
             self.remove(entry)
             entry.state = State.LOST
         return lost
-
-    def refused(self, now_s: float, retry_after_s: float) -> None:
-        """Back off after the worker reported a full queue."""
-        self._limit.refused(now_s, self._slots_in_use, retry_after_s)
 
     def statistics(self, tokens_per_s: float) -> WorkerNumbers:
         """Return the worker's numbers for people, its backlog at a rate of output tokens."""

@@ -56,14 +56,15 @@ class Route:
     api: str = ""
     model: str = ""
     is_open: bool = False  # whether it needs no key
+    body: bytes = b""  # the response to an open one; b"" the OpenAPI document
 
 
 _ROUTES = {
     b"/v1/chat/completions": Route("chat", ("POST",), CHAT),
     b"/v1/completions": Route("completions", ("POST",), COMPLETIONS),
     b"/v1/models": Route("models"),
-    b"/health": Route("health", is_open=True),
-    b"/ready": Route("ready", is_open=True),
+    b"/health": Route("health", is_open=True, body=b'{"status":"ok"}'),
+    b"/ready": Route("ready", is_open=True, body=b'{"status":"ready"}'),
     b"/openapi.json": Route("openapi", is_open=True),
 }
 
@@ -176,7 +177,7 @@ class App:
                 exchange.headers.append((b"x-request-id", request_id.encode()))
             target = route(scope)
             if target.is_open:
-                await self._send_status(exchange, target)
+                await exchange.send(200, _JSON, self._open_body(target))
                 return
             address = (scope.get("client") or ("",))[0]
             caller = self.keys.caller(headers.get(b"authorization"), address)
@@ -238,16 +239,11 @@ class App:
         finally:
             self.in_flight -= 1
 
-    async def _send_status(self, exchange: AsgiExchange, target: Route) -> None:
-        if target.name == "openapi":
-            await exchange.send(200, _JSON, self._document)
-        elif target.name == "health":
-            await exchange.send(200, _JSON, b'{"status":"ok"}')
-        elif self.draining or not self._ready():
-            cause = "draining" if self.draining else "no engine is up"
-            raise Fault(503, "not_ready", f"The gateway is not ready: {cause}.", code="not_ready", retry_after_s=1.0)
-        else:
-            await exchange.send(200, _JSON, b'{"status":"ready"}')
+    def _open_body(self, target: Route) -> bytes:
+        if target.name == "ready" and (self.draining or not self._ready()):
+            message = f"The gateway is not ready: {'draining' if self.draining else 'no engine is up'}."
+            raise Fault(503, "not_ready", message, code="not_ready", retry_after_s=1.0)
+        return target.body or self._document
 
     async def _send_models(self, exchange: AsgiExchange, target: Route, caller: Caller) -> None:
         entry = {"object": "model", "created": 0, "owned_by": "lengthwise"}

@@ -528,11 +528,8 @@ class Relay:
         """Return whether any engine returns token ids; looked up at most once a second once one does."""
         now_s = self._driver.clock()
         if now_s - self._polled_s > _POLL_INTERVAL_S:
-            self._resumes = False
-            for state in self.fleet.states():
-                with contextlib.suppress(KeyError):  # the worker left since the states were taken
-                    capabilities = self.fleet.worker(state.name).capabilities
-                    self._resumes |= capabilities.ids_each and capabilities.token_ids
+            all_capabilities = [worker.capabilities for worker in self.fleet.workers()]
+            self._resumes = any(one.ids_each and one.token_ids for one in all_capabilities)
             self._polled_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
