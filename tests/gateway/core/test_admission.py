@@ -133,16 +133,6 @@ def test_who_waits_beyond_its_own_deadline_expires():
     assert {rejection.reason for _, rejection in expired} == {"deadline"}
 
 
-def test_a_draining_scheduler_lets_nobody_in_and_serves_who_is():
-    made = scheduler("fcfs")
-    made.offer(0.0, request(1))
-    made.drain()
-    rejection = made.offer(0.0, request(2))
-    assert (rejection.status, rejection.reason) == (503, "draining")
-    assert rejection.retry_after_s > 0
-    assert sent(made.schedule(0.0)) == [1]
-
-
 def test_who_gathers_in_bins_counts_for_the_wait_that_is_predicted():
     def refused(models, workers):
         """A newcomer where two gather, 1,000 tokens each, at 50 a second."""

@@ -268,19 +268,16 @@ class Preemption:
                 self._requested = False
             elif (budget := self._bucket.available(now_s)) >= 1:
                 self._requested, self._compared_s = False, now_s
-                preempted = self._preempt_on_demand(now_s, queue, workers, budget)
-                self._bucket.take(len(preempted))
+                active = [one for worker in workers for one in worker.active.values() if self._is_preemptible(one)]
+                unprotected = [one for one in active if one.request.generated_tokens >= one.protected_until]
+                running = [one for one in unprotected if one.request.preemptions < self._order.max_preemptions]
+                if running:
+                    queue.refresh(now_s)
+                    candidates = self._worst_first(now_s, running)
+                    preempted = PreemptionPass(now_s, queue, workers, candidates, self).run(budget)
+                    self._bucket.take(len(preempted))
         self.count += len(preempted)
         return preempted
-
-    def _preempt_on_demand(self, now_s: float, queue: Queue, workers: Collection[Worker], budget: int) -> list[Entry]:
-        active = [one for worker in workers for one in worker.active.values() if self._is_preemptible(one)]
-        unprotected = [one for one in active if one.request.generated_tokens >= one.protected_until]
-        running = [one for one in unprotected if one.request.preemptions < self._order.max_preemptions]
-        if not running:
-            return []
-        queue.refresh(now_s)
-        return PreemptionPass(now_s, queue, workers, self._worst_first(now_s, running), self).run(budget)
 
     def precedes(self, waiting: Entry, running: Entry) -> bool:
         """Return whether the running request is of no better class or tenant."""

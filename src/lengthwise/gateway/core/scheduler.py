@@ -13,7 +13,7 @@ from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Bins, Deadlines, Queue
 from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
 from lengthwise.gateway.core.worker import mean_tokens_per_s
-from lengthwise.gateway.request import DRAINING, LengthPrediction, Rejection, Request
+from lengthwise.gateway.request import LengthPrediction, Rejection, Request
 from lengthwise.gateway.scheduling import PASSTHROUGH_MODES, Decisions, Statistics, WorkerState
 from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError
@@ -59,7 +59,7 @@ class Scheduler:
         self._deadlines = Deadlines()  # of clients
         self._search_s = math.inf  # time of the next search for requests without an engine
         self.entries: dict[int, Entry] = {}
-        self._draining = self._changed = False
+        self._changed = False
         self._wake_s = math.inf
         if rank.every_step or order.mode in ("isrtf", "windowed"):
             self._ranker.keys(0.0, np.zeros(0, np.int64), waiting=True)  # compile now, not while requests wait
@@ -186,10 +186,6 @@ class Scheduler:
         self._changed = True
         return tuple(entry.request.id for entry in lost)
 
-    def drain(self) -> None:
-        """Reject all further requests."""
-        self._draining = True
-
     def schedule(self, now_s: float) -> Decisions:
         """Return what is to be done now; the scheduler takes it as done."""
         if not self._changed and now_s < self._wake_s:
@@ -281,8 +277,6 @@ class Scheduler:
 
     def _rejection(self, now_s: float, request: Request) -> Rejection | None:
         model, admission, limit_s = request.model, self.admission, self.admission.max_predicted_wait_s
-        if self._draining:
-            return DRAINING
         if not self.worker_pool.may_serve(model):
             return Rejection(404, "model_not_found", f"No engine serves the model {model!r}.")
         queued_bytes, reason = self.queue.bytes + self.bins.bytes, ""

@@ -82,6 +82,9 @@ class PhaseTracker:
         if starts and (count or state.decodes):
             self._start()
         if count == 0 and (state.decodes or not state.partial):
+            phase = self.current or self._start()
+            if phase.decode_steps == 0:  # the first decode step ends the prefill phase
+                phase.encode_s = self._clock() - phase.started_s
             return None
         self._is_encoding, self._remaining = True, count
         return count
@@ -96,12 +99,6 @@ class PhaseTracker:
         phase.admitted += len(requests)
         phase.prompt_tokens += tokens
         phase.encode_steps += tokens > 0
-
-    def start_decode(self) -> None:
-        """Record, before it, a decode step: the first one ends the prefill phase."""
-        phase = self.current or self._start()
-        if phase.decode_steps == 0:
-            phase.encode_s = self._clock() - phase.started_s
 
     def decoded(self, sequences: int) -> None:
         """Record a decode step."""
@@ -204,8 +201,6 @@ class PhaseHooks:
         available = scheduler.max_num_active_reqs - len(running) - scheduler.num_waiting_for_streaming_input
         state = EngineState(len(decodes), len(partial), sum(map(len, queues)), max(0, available))
         admit = self.tracker.admits(state, (request.num_tokens for request in itertools.chain(*queues)))
-        if admit is None:
-            self.tracker.start_decode()
         paused = [] if self.tracker.blocked else partial if admit is None else decodes
         return StepRestriction(scheduler, encodes=admit is not None, admit=admit or 0, paused=paused)
 
