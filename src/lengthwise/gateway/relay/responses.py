@@ -28,8 +28,8 @@ class Response:
         self.cause = ""
         self.complete = self.finished = False
         self.error: UpstreamError | None = None  # error that the engine reported inside the stream, or that ended it
-        self._held: list[bytes] = []  # events before the first output
-        self._held_bytes, self._released = 0, False
+        self._preamble: list[bytes] = []  # events before the first output
+        self._preamble_bytes, self._released = 0, False
 
     @property
     def sent(self) -> bool:
@@ -60,19 +60,19 @@ class Response:
 
     def _pass(self, events: bytes, *, has_output: bool) -> bytes:
         """Return the bytes that may go to the client now, without events (a role) before the first output."""
-        is_comment = not (self._released or has_output or self._held or sse.DATA_LINE.search(events))
+        is_comment = not (self._released or has_output or self._preamble or sse.DATA_LINE.search(events))
         if self._released or is_comment:
             return events
-        if not has_output and self._held_bytes + len(events) <= MAX_PREAMBLE_BYTES:
-            self._held.append(events)
-            self._held_bytes += len(events)
+        if not has_output and self._preamble_bytes + len(events) <= MAX_PREAMBLE_BYTES:
+            self._preamble.append(events)
+            self._preamble_bytes += len(events)
             return b""
         return self._release() + events
 
     def _release(self) -> bytes:
         """Return the events held back; later ones pass."""
-        held, self._held, self._released = self._held, [], True
-        return b"".join(held)
+        preamble, self._preamble, self._released = self._preamble, [], True
+        return b"".join(preamble)
 
 
 class Passthrough(Response):
