@@ -13,30 +13,11 @@ from urllib.parse import unquote
 import msgspec
 
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.edge import client_request
+from lengthwise.gateway.edge import exchange as asgi
 from lengthwise.gateway.edge.auth import Caller, Keys, Tenants, network
-from lengthwise.gateway.edge.client_request import (
-    CHAT,
-    COMPLETIONS,
-    Headers,
-    RequestParser,
-    check_json,
-    parse_headers,
-    resolve_request_id,
-)
+from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, RequestParser
 from lengthwise.gateway.edge.errors import Fault, draining, quoted, unknown_model
-from lengthwise.gateway.edge.exchange import (
-    BLOCKED,
-    CLOSE,
-    SLOW_BODY,
-    AsgiExchange,
-    BodyBudget,
-    BodyReservation,
-    ClientGoneError,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import ClientRequest, PrefixHasher, Rejection
@@ -115,7 +96,7 @@ class App:
         self._tenants = Tenants() if tenants is None else tenants
         self.keys = Keys(config, clock, tenants=self._tenants)
         self.draining, self.in_flight = False, 0
-        self.body_budget = BodyBudget(config.limits.body_budget_bytes)
+        self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
         self._prefix_hasher = PrefixHasher()
         self.parser_thread = ThreadPoolExecutor(1, "lengthwise-bodies")
         self.configure(config)
@@ -134,46 +115,46 @@ class App:
         rejection = Rejection(fault.status, fault.reason, fault.message, fault.retry_after_s)
         self._listener.refused(fault.reason, rejection, 0, "")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
-            message: Message = {}
+            message: asgi.Message = {}
             while message.get("type") != "lifespan.shutdown":
                 message = await receive()
                 await send({"type": f"{message['type']}.complete"})
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = AsgiExchange(scope, receive, send, self._limits.body_s)
+    async def _http(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        exchange = asgi.AsgiExchange(scope, receive, send, self._limits.body_s)
         try:
             await self._serve(scope, exchange)
-        except ClientGoneError:
+        except asgi.ClientGoneError:
             pass
         except asyncio.CancelledError:
             if not exchange.cause and (exchange.started or not self.draining):
                 raise
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()  # the exchange itself cancelled it, or the shutdown of the gateway
-            if exchange.cause == SLOW_BODY:
+            if exchange.cause == asgi.SLOW_BODY:
                 message = f"The body must arrive within {self._limits.body_s:g} s."
-                await self._reject(exchange, Fault(408, "slow", message, code="request_timeout", headers=[CLOSE]))
-            elif exchange.cause == BLOCKED:
+                await self._reject(exchange, Fault(408, "slow", message, code="request_timeout", headers=[asgi.CLOSE]))
+            elif exchange.cause == asgi.BLOCKED:
                 await exchange.abort()
             elif not exchange.cause:
                 await self._reject(exchange, draining())
         finally:
             exchange.close()
 
-    async def _serve(self, scope: Scope, exchange: AsgiExchange) -> None:
+    async def _serve(self, scope: asgi.Scope, exchange: asgi.AsgiExchange) -> None:
         try:
             headers: Headers = {}
             try:
-                headers = parse_headers(scope["headers"], self._limits)
+                headers = client_request.parse_headers(scope["headers"], self._limits)
             finally:
-                request_id = resolve_request_id(headers)
+                request_id = client_request.resolve_request_id(headers)
                 exchange.headers.append((b"x-request-id", request_id.encode()))
             target = route(scope)
             if target.is_open:
@@ -187,7 +168,7 @@ class App:
                 await self._send_models(exchange, target, caller)
         except Fault as fault:
             await self._reject(exchange, fault)
-        except ClientGoneError:
+        except asgi.ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets a response, and the server lives, in any case
             rejection = getattr(error, "rejection", None)
@@ -201,21 +182,21 @@ class App:
                 message = "The gateway failed to serve this request."
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
-    async def _reject(self, exchange: AsgiExchange, fault: Fault) -> None:
+    async def _reject(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
         if not exchange.handed_on:
             self.refused(fault)
         await exchange.send_fault(fault)
 
     async def _complete(
-        self, exchange: AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
+        self, exchange: asgi.AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
     ) -> None:
         if self.draining:
             raise draining()
         self.in_flight += 1
         try:
-            with caller, BodyReservation(self.body_budget, caller if caller.key else address) as reservation:
+            with caller, asgi.BodyReservation(self.body_budget, caller if caller.key else address) as reservation:
                 exchange.headers += caller.take(self._clock())
-                check_json(headers)
+                client_request.check_json(headers)
                 body = await exchange.body(self._limits.body_bytes, headers.get(b"content-length"), reservation)
                 exchange.monitor()
                 arguments = (api, body, caller, headers, request_id, self._clock(), address)
@@ -245,7 +226,7 @@ class App:
             raise Fault(503, "not_ready", message, code="not_ready", retry_after_s=1.0)
         return target.body or self._document
 
-    async def _send_models(self, exchange: AsgiExchange, target: Route, caller: Caller) -> None:
+    async def _send_models(self, exchange: asgi.AsgiExchange, target: Route, caller: Caller) -> None:
         entry = {"object": "model", "created": 0, "owned_by": "lengthwise"}
         models = {name: {"id": name} | entry for name in self._models() if caller.can_access(name)}
         if target.name == "models":

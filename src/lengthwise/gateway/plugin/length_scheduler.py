@@ -228,7 +228,8 @@ class QueueOrder:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = Registry(settings, clock)
-        self._preemption = Preemption(self.registry, clock) if settings.preempts else None
+        preempts = settings.preemption != "never" and settings.max_preemptions > 0 and settings.cuts_per_s > 0
+        self._preemption = Preemption(self.registry, clock) if preempts else None
         self._window, self._since_sorted, self._has_warned = settings.window_tokens, settings.window_tokens, False
         self._clock, self._admission_blocked = clock, False
 

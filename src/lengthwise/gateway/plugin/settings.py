@@ -55,11 +55,6 @@ class Settings:
             raise InputError(f"lengthwise: {rule}. Use it in the gateway")
         return policy
 
-    @property
-    def preempts(self) -> bool:
-        """Whether a waiting request may preempt a running one."""
-        return self.preemption != "never" and self.max_preemptions > 0 and self.cuts_per_s > 0
-
 
 def settings_of(additional_config: Any) -> Settings:
     """Return the settings in vLLM's ``additional_config``; raise InputError for invalid ones."""

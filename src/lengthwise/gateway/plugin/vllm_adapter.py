@@ -39,10 +39,7 @@ def version_warnings(version: str, *, trusted: bool) -> Iterator[str]:
 
 
 def class_warnings(
-    scheduler: type,
-    request: type,
-    methods: Mapping[str, tuple[str, ...]] = METHODS,
-    attributes: frozenset[str] = REQUEST,
+    scheduler: type, request: type, methods: Mapping[str, tuple[str, ...]] = METHODS, names: frozenset[str] = REQUEST
 ) -> Iterator[str]:
     """Yield a warning for each missing or changed method of the scheduler class, and for missing request attributes."""
     for name, parameters in methods.items():
@@ -52,7 +49,7 @@ def class_warnings(
         elif tuple(inspect.signature(method).parameters)[1 : 1 + len(parameters)] != parameters:
             yield f"its {name} takes {inspect.signature(method)}"
     code = getattr(inspect.getattr_static(request, "__init__"), "__code__", None)
-    if missing := attributes - set(code.co_names if code else ()):
+    if missing := names - set(code.co_names if code else ()):
         yield f"its requests have no {', '.join(sorted(missing))}"
     if not isinstance(inspect.getattr_static(request, "num_output_tokens", None), property):
         yield "its requests have no property num_output_tokens"

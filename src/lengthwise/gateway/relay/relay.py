@@ -15,17 +15,9 @@ from lengthwise.backend.openai_protocol import CHAT, Server
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.length_prediction import requested_tokens
 from lengthwise.gateway.protocols import ChunkWriter
-from lengthwise.gateway.relay import engine_request
+from lengthwise.gateway.relay import engine_request, failures
 from lengthwise.gateway.relay.engine_request import Plan, RequestRejectedError
-from lengthwise.gateway.relay.failures import (
-    IN_STREAM_ERROR,
-    AttemptInterruptedError,
-    FailureAttribution,
-    QueueFullError,
-    RetryBudget,
-    UpstreamError,
-    caller_of,
-)
+from lengthwise.gateway.relay.failures import AttemptInterruptedError, QueueFullError, UpstreamError
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
@@ -156,7 +148,7 @@ class RequestSession:
         self.text = GeneratedText() if relay.track_text and client_request.stream else None
         self.writer: ChunkWriter | None = None  # client connection to which chunks go as they arrive
         self._relay, self._config = relay, relay.config
-        self._attribution = FailureAttribution(relay.fleet, client_request)
+        self._attribution = failures.FailureAttribution(relay.fleet, client_request)
         self._rejection: RequestRejectedError | None = None
         """The rejection by one engine while a peer is asked."""
         self._attempt: Attempt | None = None
@@ -248,7 +240,7 @@ class RequestSession:
         assert response is not None
         if (error := response.error) is not None:
             started = response.count > self._start_tokens or (response.sent and not self._resuming)
-            if not started and error.reason == IN_STREAM_ERROR and _QUEUE_FULL_CODE.search(str(error)):
+            if not started and error.reason == failures.IN_STREAM_ERROR and _QUEUE_FULL_CODE.search(str(error)):
                 raise QueueFullError  # vLLM answers 200 and then reports in the stream that its queue is full
             raise error
         return attempt.read(None if self.writer is None else self._write_through)
@@ -476,7 +468,7 @@ class Relay:
     """Sends requests to engines in the order of the scheduler."""
 
     def __init__(self, driver: SchedulerDriver, fleet: Fleet, forecaster: Forecaster, config: GatewayConfig) -> None:
-        self.budget = RetryBudget(config.resilience.retry_share)
+        self.budget = failures.RetryBudget(config.resilience.retry_share)
         self.config = config
         self.fleet, self._driver, self._forecaster = fleet, driver, forecaster
         self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
@@ -487,7 +479,7 @@ class Relay:
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise RequestRefusedError if not admitted or expired."""
-        self.budget.deposit(caller_of(client_request))
+        self.budget.deposit(failures.caller_of(client_request))
         order, prompt = self.config.order, client_request.prompt
         max_tokens, preempts = client_request.max_tokens, order.mode in PREEMPTIVE_MODES
         resumption = engine_request.plan(
