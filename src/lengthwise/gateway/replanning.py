@@ -48,6 +48,7 @@ class Replanner(Protocol):
         """Take the lengths of one more request, in the order of arrival; return an event if one is due."""
 
 
+Apply = Callable[[Phases], Awaitable[None]]  # applies a schedule from each engine's next phase on
 ReplannerFactory = Callable[[], Replanner]  # makes the replanner; picklable
 
 
@@ -119,17 +120,15 @@ def _observe(replanner: Replanner, lengths: Lengths) -> ReplanEvent | None:
         return ReplanEvent((message,), failed=True)
 
 
-_EXIT_S = 5.0
+_START_S, _EXIT_S = 120.0, 5.0
 
 
 @contextlib.asynccontextmanager
-async def _start_replanner(
-    factory: bytes, start_s: float
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+async def _start_replanner(factory: bytes) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
     """Run a replanner's process; yield it and its properties, or raise LengthwiseError where none can be made."""
     process = await spawn_module(__name__)
     try:
-        hello = await _exchange(process, factory, start_s)
+        hello = await _exchange(process, factory, _START_S)
         if hello["refused"]:
             raise LengthwiseError(hello["refused"])
         yield process, hello
@@ -164,21 +163,13 @@ class PlanTracker(Listener):
     """An async context manager: while it is entered, the schedule follows the lengths of requests, in order of arrival.
 
     Whatever happens to the replanner, requests are served by the last schedule. ``paused`` leaves out later arrivals.
-    ``apply`` applies a schedule from each engine's next phase on; ``start_s`` bounds the start, ``plan_s`` a plan.
     """
 
     def __init__(
-        self,
-        factory: ReplannerFactory,
-        phases: Phases,
-        apply: Callable[[Phases], Awaitable[None]],
-        clock: Clock,
-        *,
-        start_s: float = 120.0,
-        plan_s: float = 300.0,
+        self, factory: ReplannerFactory, phases: Phases, apply: Apply, clock: Clock, *, plan_s: float = 300.0
     ) -> None:
         self._phases, self._apply, self._clock = phases, apply, clock
-        self._factory, self._start_s, self._plan_s = frame(pickle.dumps(factory)), start_s, plan_s
+        self._factory, self._plan_s = frame(pickle.dumps(factory)), plan_s
         self._order = ArrivalOrder()
         self._waiting: list[Lengths] = []
         self._has_waiting, self._idle = asyncio.Event(), asyncio.Event()
@@ -220,7 +211,7 @@ class PlanTracker(Listener):
 
     async def _run(self) -> None:
         try:
-            async with _start_replanner(self._factory, self._start_s) as (process, hello):
+            async with _start_replanner(self._factory) as (process, hello):
                 state = self.state
                 state.false_positive_rate = float(hello["false_positive_rate"])
                 while True:

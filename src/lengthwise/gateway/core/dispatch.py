@@ -287,7 +287,10 @@ class Dispatcher:
             for batch, worker in self._batch_worker.items():
                 self._batch_worker[batch] = now if worker == before else worker
             for entry in entries:
-                entry.rename_worker(before, now)
+                if before in entry.request.avoid:
+                    entry.request.avoid = entry.request.avoid - {before} | {now}
+                if entry.worker == before and self._worker_pool.of(entry) is None:  # a worker renames those that run
+                    entry.worker = now
 
     def add_batch(self, batch: list[Entry]) -> None:
         """Add requests that leave their bins; the requests of a bin should run at one worker."""

@@ -66,14 +66,6 @@ class Entry:
         self.remaining = remaining = max(1.0, self.predicted - generated)
         self.work, self.kv_tokens = remaining + PREFILL_WEIGHT * context, context + remaining
 
-    def rename_worker(self, before: str, now: str) -> None:
-        """Replace a worker's name; the worker itself renames the requests that run there."""
-        q = self.request
-        if before in q.avoid:
-            q.avoid = q.avoid - {before} | {now}
-        if self.worker == before and self.state not in (State.RUNNING, State.PREEMPTING):
-            self.worker = now
-
 
 Integers = npt.NDArray[np.int64]
 _FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "index_tokens", "queued_for_s", "queued_s", "key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import not_
@@ -13,10 +14,10 @@ import numpy as np
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTED
-from lengthwise.gateway.relay.failures import UpstreamError
+from lengthwise.gateway.relay.failures import QueueFullError, UpstreamError
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
-from lengthwise.gateway.relay.upstream import Attempt, UpstreamConnection, queue_full_error, read_up_to
+from lengthwise.gateway.relay.upstream import Attempt, UpstreamConnection, read_up_to
 from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.predict.distribution import LEVELS
 
@@ -275,7 +276,10 @@ async def require_success(
         return
     body = await read_up_to(_MAX_ERROR_BYTES, attempt.read)
     if status in (503, 429):
-        raise queue_full_error(connection.headers)
+        retry_after_s = None
+        with contextlib.suppress(ValueError):
+            retry_after_s = min(60.0, max(0.0, float(connection.headers.get("retry-after", ""))))
+        raise QueueFullError(retry_after_s)
     # 401, 403 and 407 are about the gateway's own key, which is no fault of a client.
     engine_fault = status >= 500 or status in (401, 403, 407)
     if status == 404 and listed_model:

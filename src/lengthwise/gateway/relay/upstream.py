@@ -8,7 +8,7 @@ import base64
 import contextlib
 import errno
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -17,7 +17,7 @@ import httptools
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.gateway.config import Engine, ResilienceConfig
-from lengthwise.gateway.relay.failures import MALFORMED, STALLED, AttemptInterruptedError, QueueFullError, UpstreamError
+from lengthwise.gateway.relay.failures import MALFORMED, STALLED, AttemptInterruptedError, UpstreamError
 from lengthwise.schema.errors import InputError
 
 MAX_HEAD_BYTES = 1 << 16
@@ -427,14 +427,6 @@ class Attempt:
         if self._interrupt_cause == STALLED:
             return UpstreamError(stall_reason, f"no data for {self._limit_s:g} s")
         return AttemptInterruptedError(self._interrupt_cause) if self._interrupt_cause else None
-
-
-def queue_full_error(headers: Mapping[str, str]) -> QueueFullError:
-    """Return the error for a 503 or 429 of an engine, with its Retry-After (at most 60 s)."""
-    try:
-        return QueueFullError(min(60.0, max(0.0, float(headers.get("retry-after", "")))))
-    except ValueError:
-        return QueueFullError(None)
 
 
 async def read_up_to(max_bytes: int, read: Callable[[], Awaitable[bytes | None]]) -> bytes:
