@@ -76,15 +76,6 @@ class PrefixHasher:
         return tuple(keys)
 
 
-@dataclass(slots=True)
-class Prompt:
-    """A prompt: its text as length predictors are trained on ("" for token ids), its length, and its prefix."""
-
-    text: str
-    tokens: int
-    prefix: PromptPrefix = EMPTY
-
-
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
     """A request for a completion as the edge passes it to the relay: the body as received, and checked values."""
@@ -93,7 +84,9 @@ class ClientRequest:
     body: bytes  # a JSON object in UTF-8, without duplicates of the fields that the gateway reads
     model: str
     stream: bool
-    prompt: Prompt
+    text: str  # of the prompt, as length predictors are trained on; "" for token ids
+    prompt_tokens: int
+    prefix: PromptPrefix = EMPTY
     max_tokens: int | None  # longest output; None if the client sets none
     n: int  # choices of all prompts, ``n`` or ``best_of`` each
     arrival_s: float  # end of the body, on the gateway's clock
@@ -119,8 +112,8 @@ class ClientRequest:
         """Free the body, the fields and with ``text`` the text, which only a restart needs; the rest stays in use."""
         self.body, self._fields = b"", None
         if text:
-            self.prompt.text = ""
-        self.memory_bytes = others_bytes + sys.getsizeof(self.prompt.text)
+            self.text = ""
+        self.memory_bytes = others_bytes + sys.getsizeof(self.text)
 
 
 class Outcome(StrEnum):

@@ -201,8 +201,8 @@ def test_nulls_are_as_if_they_were_not_there():
 )
 def test_what_is_read_of_prompts(given_prompt, tokens, n, text):
     taken = of(prompt(prompt=given_prompt, n=2), "completions")
-    assert (taken.n, taken.prompt.text) == (n, text)
-    assert taken.prompt.tokens == tokens or text
+    assert (taken.n, taken.text) == (n, text)
+    assert taken.prompt_tokens == tokens or text
 
 
 def test_a_chat_is_the_text_that_predictors_learnt_from(tmp_path):
@@ -215,7 +215,7 @@ def test_a_chat_is_the_text_that_predictors_learnt_from(tmp_path):
     file = tmp_path / "logged.jsonl"
     answered = [*messages, {"role": "assistant", "content": "A cat."}]
     file.write_text(json.dumps({"messages": answered}) + "\n")
-    assert of(chat(messages=messages)).prompt.text == read(file).prompts.text[0] == "Be brief.\n\nWhat is this?"
+    assert of(chat(messages=messages)).text == read(file).prompts.text[0] == "Be brief.\n\nWhat is this?"
 
 
 @given(st.text(st.characters(max_codepoint=127), max_size=300))

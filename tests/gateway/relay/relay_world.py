@@ -18,7 +18,7 @@ from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import Relay, open_session
-from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Prompt, Request
+from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Request
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -205,7 +205,8 @@ def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0,
         body=json.dumps(body).encode(),
         model=body["model"],
         stream=bool(body.get("stream")),
-        prompt=Prompt(text, len(text)),
+        text=text,
+        prompt_tokens=len(text),
         max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
         n=body.get("n", 1),
         arrival_s=now_s,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
-from lengthwise.gateway.request import ClientRequest, PrefixHasher, Prompt
+from lengthwise.gateway.request import EMPTY, ClientRequest, PrefixHasher, PromptPrefix
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -223,8 +223,8 @@ _WORDS = bytes(ord("w") if chr(c).isalnum() or c == ord("_") else ord(" ") for c
 _PUNCTUATION = bytes(c for c in range(128) if not (chr(c).isalnum() or chr(c).isspace() or c == ord("_")))
 
 
-def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -> Prompt:
-    """Return the prompt of all messages or prompts; token ids have no text, several prompts no prefix."""
+def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -> tuple[str, int, PromptPrefix]:
+    """Return text, tokens and prefix of all messages or prompts; token ids have no text, several prompts no prefix."""
     prompts: list[Any] = []
     if isinstance(body, Chat):
         prompts.append("\n\n".join([message.text() for message in body.messages]))
@@ -232,16 +232,14 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
         prompts.append(body.prompt)
     else:
         prompts += body.prompt
-    if not isinstance(prompts[0], str):
-        prompt = Prompt("", sum(map(len, prompts)))
-        if hasher is not None and len(prompts) == 1:
-            prompt.prefix = hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
-        return prompt
-    text = "\n\n".join(prompts)
-    prompt = Prompt(text, estimate_tokens(text))
-    if hasher is not None and len(prompts) == 1:
-        prompt.prefix = hasher.of_text(text, prompt.tokens, model=body.model, tenant=tenant)
-    return prompt
+    is_text = isinstance(prompts[0], str)
+    text = "\n\n".join(prompts) if is_text else ""
+    tokens = estimate_tokens(text) if is_text else sum(map(len, prompts))
+    if hasher is None or len(prompts) > 1:
+        return text, tokens, EMPTY
+    if is_text:
+        return text, tokens, hasher.of_text(text, tokens, model=body.model, tenant=tenant)
+    return text, tokens, hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
 
 
 def estimate_tokens(text: str) -> int:
@@ -415,7 +413,7 @@ class RequestParser:
             raise invalid(None, f"The body may contain {getattr(self._shape, exceeded)} {name}.", "too_many_values")
         content = _decode(_CHATS, body) if api == CHAT else _decode(_COMPLETIONS, body)
         max_tokens, n = _check(content, limits)
-        prompt = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)
+        text, tokens, prefix = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)
         _check_duplicates(body)
         given = headers.get(b"x-session-id", b"")
         session = given.decode() if _TOKEN.match(given) else (content.prompt_cache_key or content.user or "")[:128]
@@ -429,7 +427,9 @@ class RequestParser:
             body=body,
             model=content.model,
             stream=bool(content.stream),
-            prompt=prompt,
+            text=text,
+            prompt_tokens=tokens,
+            prefix=prefix,
             max_tokens=max_tokens,
             n=n,
             tenant=caller.tenant,
@@ -440,5 +440,5 @@ class RequestParser:
             deadline_s=now_s + float(timeout if _SECONDS.match(timeout) else "inf"),
             request_id=request_id,
             headers=forwarded,
-            memory_bytes=_memory_bytes(body, prompt.text),
+            memory_bytes=_memory_bytes(body, text),
         )

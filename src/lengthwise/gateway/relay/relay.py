@@ -480,29 +480,27 @@ class Relay:
     async def exchange(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise RequestRefusedError if not admitted or expired."""
         self.budget.deposit(failures.caller_of(client_request))
-        order, prompt = self.config.order, client_request.prompt
-        max_tokens, preempts = client_request.max_tokens, order.mode in PREEMPTIVE_MODES
-        resumption = engine_request.plan(
-            client_request, self._any_resumes(), window_tokens=order.window_tokens, preempts=preempts
-        )
+        order, max_tokens = self.config.order, client_request.max_tokens
+        resumes, preempts = self._any_resumes(), order.mode in PREEMPTIVE_MODES
+        resumption = engine_request.plan(client_request, resumes, window_tokens=order.window_tokens, preempts=preempts)
         request = Request(
             id=next(self._ids),
             arrival_s=client_request.arrival_s,
             model=client_request.model,
-            prompt_tokens=prompt.tokens,
+            prompt_tokens=client_request.prompt_tokens,
             max_tokens=self.config.limits.max_tokens if max_tokens is None else max_tokens,
             tenant=client_request.tenant,
             priority=client_request.priority,
             body_bytes=len(client_request.body),
             session=client_request.session,
-            prefix=prompt.prefix,
+            prefix=client_request.prefix,
             resumable=resumption.conflict is None,
             deadline_s=client_request.deadline_s,
             requested_tokens=requested_tokens(client_request.body, client_request.fields, max_tokens),
             choices=client_request.n,
             buffered=not client_request.stream,
         )
-        request.length_prediction = await self._forecaster.first(request, client_request.prompt.text)
+        request.length_prediction = await self._forecaster.first(request, client_request.text)
         ticket = await self._driver.enter(request)
         return await RequestSession(self, client_request, resumption, ticket).respond()
 
@@ -529,7 +527,7 @@ class Relay:
         """Apply a new prediction of a request whose output has passed a window of tokens."""
         request = session.ticket.request
         text = session.text.text() if session.text is not None else None
-        prediction = await self._forecaster.retry(request, session.client_request.prompt.text or None, text)
+        prediction = await self._forecaster.retry(request, session.client_request.text or None, text)
         if not session.ticket.finished:
             self._driver.reforecast(request.id, prediction)
 
