@@ -54,8 +54,7 @@ def saved_tokens(
 ) -> float:
     """Return the tokens by which waiting requests start sooner, less the wait of the victim for another slot.
 
-    ``remaining`` are the expected remaining tokens of the other running requests; ``waiting`` are keys and expected
-    remaining tokens in order. The victim goes behind the waiting requests whose keys are at most its own.
+    ``waiting`` are keys and expected remaining tokens in order, ``remaining`` those of the other running requests.
     """
 
     def sum_of_starts(free: list[float], lengths: Iterable[float]) -> float:

@@ -3,10 +3,9 @@
 Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; then priority classes; then, with
 fairness, the tenant with the least service; then the rank's key; then arrival; then id.
 
-The bound: once a request w is overdue, ``DispatchPass`` gives no worker that w could use to a request after w, so only
-overdue requests that arrived before w precede it: finitely many, none of which is preempted. Hence w waits at most
-``max_wait_s`` plus the time in which the workers of its model finish as many requests as precede it, plus those in
-flight above their limits. It holds across classes and tenants, whatever is predicted.
+The bound: once a request is overdue, ``DispatchPass`` gives no worker that it could use to a later one, so only overdue
+requests that arrived before precede it, none of which is preempted. Hence it waits at most ``max_wait_s`` plus the time
+in which the workers of its model finish these, and those in flight above their limits, whatever is predicted.
 """
 
 from __future__ import annotations

@@ -18,10 +18,7 @@ _MAX_ADDRESSES = 10_000
 
 
 class AuthThrottle:
-    """Counts wrong keys per address and minute; beyond MAX_FAILURES an address is refused with right keys too.
-
-    Keys that worked from there before are still accepted: behind one proxy all clients have the same address.
-    """
+    """Counts wrong keys per address and minute; beyond MAX_FAILURES only keys that worked there before do so."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -22,7 +22,6 @@ from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_
 
 CHAT, COMPLETIONS = "chat", "completions"
 
-
 Number = int | float | None  # A JSON number; JSON has no integers, so 1.0 is one as well
 
 

@@ -84,8 +84,7 @@ class ClientGoneError(Exception):
 class AsgiExchange:
     """Reads and writes for the task that creates it, and cancels this task when it waits in vain.
 
-    ``cause`` is then DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED. ``timeout_s``
-    bounds the body, and the client's reading of a chunk. ``handed_on``: the request has reached the relay.
+    ``cause`` is then DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:

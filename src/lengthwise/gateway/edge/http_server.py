@@ -92,8 +92,8 @@ MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some Ki
 class HttpProtocol(HttpToolsProtocol):
     """A connection of a client: 503 beyond ``limits.connections``, 431 for too long a head, 408 for a slow request.
 
-    A client that takes no buffered data in ``limits.body_s`` is cut off. Behind a last response input is read and
-    dropped for 2 s: a reset would destroy the response of a client that still writes.
+    A client that takes no data in ``limits.body_s`` is cut off. Behind a last response input is read and dropped for 2
+    s: a reset would destroy the response of a client that still writes.
     """
 
     limits: ClassVar[Limits] = Limits()

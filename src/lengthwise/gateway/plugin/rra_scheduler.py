@@ -35,8 +35,8 @@ class EngineState:
 class Phase:
     """Prefill phase and the decode iterations after it; ``started_s`` is on the engine's monotonic clock.
 
-    ``prompt_tokens`` excludes those of the prefix cache. ``encode_s`` ends at the first decode iteration, of which
-    ``decode_batch`` counts the sequences; ``decode_seqs`` sums those of all iterations.
+    ``prompt_tokens`` excludes the prefix cache. ``encode_s`` ends at the first decode iteration, ``decode_batch``
+    counts its sequences and ``decode_seqs`` those of all.
     """
 
     number: int

@@ -20,10 +20,9 @@ _UNAVAILABLE = ("index_tokens", "service_tokens", "batch")  # arguments of ranks
 class Settings:
     """Order of the queue and preemption; the defaults are those of the gateway's mode ``isrtf``.
 
-    ``window_tokens`` lie between two checks for preemption; requests that have waited ``max_wait_s`` in total come
-    first. ``max_preemptions`` is of one request, ``cuts_per_s`` of all; ``preemption`` "never" leaves it to a lack of
-    memory. ``prior_tokens`` is the length of requests without a hint. ``trust_version``: modify untested versions of
-    vLLM.
+    ``window_tokens`` lie between two checks for preemption. ``max_preemptions`` is of one request, ``cuts_per_s`` of
+    all; ``preemption`` "never" leaves it to a lack of memory. ``prior_tokens`` is the length of requests without a
+    hint. ``trust_version``: modify untested versions of vLLM.
     """
 
     rank: str = "srtf"

@@ -99,8 +99,7 @@ class GuardedScheduler:
 class SchedulerPlugin:
     """Way to modify vLLM's scheduler: ``mixin`` comes before vLLM's class, ``hooks`` make its ``lengthwise``.
 
-    ``class_warnings`` (of class and configuration) and ``object_warnings`` (of a scheduler) yield reasons against it;
-    ``subject`` is what an unmodified engine keeps, for the log.
+    The warnings are reasons against it; ``subject`` is what an unmodified engine keeps, for the log.
     """
 
     mixin: type

@@ -18,8 +18,7 @@ MALFORMED, STALLED = "malformed", "stalled"
 class UpstreamError(Exception):
     """An attempt at an engine failed for ``reason`` ("no connection", "closed early", "stalled", "http 500", ...).
 
-    ``status`` is the engine's HTTP status, 0 without one; ``engine_fault`` whether the engine failed (and not, say, the
-    request or the gateway); ``code`` is for the client where another engine cannot help, "" where a retry may.
+    ``status`` is the engine's, 0 without one; ``code`` is for the client where no other engine can help, else "".
     """
 
     def __init__(

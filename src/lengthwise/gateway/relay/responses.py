@@ -168,15 +168,13 @@ ID_BYTES = 12  # most bytes of a token id in an event; a prompt has no more toke
 
 
 class TrackedStream(Response):
-    """A stream with known token ids, over one or several attempts.
+    """A stream with known token ids, over one or several attempts; ``prompt_ids`` is the text of a JSON list.
 
     In the first attempt bytes pass, less the token ids if the client did not request them. Later attempts continue by
-    ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones.
-
-    Tokens can be ahead of text: an engine holds back half a character, which one that continues from there would not
-    send. So each attempt starts after the last token whose text is out (``flushed_tokens``), and ids of tokens ahead of
-    their text go out with the text that they complete. ``partial_tokens`` are those of the last chunk with text if it
-    had several: the last ones may be ahead. ``prompt_ids`` is the text of a JSON list.
+    ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones. Tokens can be ahead
+    of text, as engines hold back half a character: each attempt starts after the last token whose text is out
+    (``flushed_tokens``), and ids go out with the text that they complete. ``partial_tokens`` are those of the last
+    chunk with text if it had several: the last ones may be ahead.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
