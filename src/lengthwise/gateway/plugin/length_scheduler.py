@@ -325,17 +325,15 @@ class LengthScheduler:
         return _PLUGIN.create(cls.__name__, args, keywords)
 
 
-def _description(settings: Settings) -> str:
-    policies = f"rank {settings.rank}, preemption {settings.preemption}"
-    return f"orders this engine: {policies}; after {settings.max_wait_s:g} s no later arrival overtakes a request"
-
-
 _PLUGIN = vllm_adapter.SchedulerPlugin(
     OrderedScheduler,
     settings_of,
     lambda base, _: vllm_adapter.class_warnings(base, import_module("vllm.v1.request").Request),
     vllm_adapter.scheduler_warnings,
     QueueOrder,
-    _description,
+    lambda settings: (
+        f"orders this engine: rank {settings.rank}, preemption {settings.preemption}; "
+        f"after {settings.max_wait_s:g} s no later arrival overtakes a request"
+    ),
     "order",
 )

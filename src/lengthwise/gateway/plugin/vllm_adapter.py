@@ -115,6 +115,7 @@ class SchedulerPlugin:
         config = keywords.get("vllm_config", args[0] if args else None)
         base = scheduler_class(config)
         warnings: list[str] = []
+        kept = f"lengthwise: this engine keeps its own {self.subject}: %s"
         try:
             settings = self.settings(getattr(config, "additional_config", None))
             if base.__name__ not in ("AsyncScheduler", "Scheduler"):
@@ -125,7 +126,7 @@ class SchedulerPlugin:
         except Exception as error:  # noqa: BLE001 - the engine must start whatever is wrong
             warnings.append(str(error) or type(error).__name__)
         if warnings:
-            self._log(warnings)
+            log.warning(kept, "; ".join(warnings))
             return base(*args, **keywords)
         scheduler = type(name, (self.mixin, base), {"__module__": __name__})(*args, **keywords)
         try:
@@ -134,14 +135,11 @@ class SchedulerPlugin:
         except Exception as error:  # noqa: BLE001
             warnings = [str(error) or type(error).__name__]
         if warnings:
-            self._log(warnings)
+            log.warning(kept, "; ".join(warnings))
         else:
             scheduler.lengthwise = hooks
             log.info("lengthwise %s", self.description(settings))
         return scheduler
-
-    def _log(self, warnings: list[str]) -> None:
-        log.warning("lengthwise: this engine keeps its own %s: %s", self.subject, "; ".join(warnings))
 
 
 def scheduler_class(config: Any) -> Any:

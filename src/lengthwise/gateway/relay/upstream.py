@@ -446,9 +446,6 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
     return body
 
 
-_READ_BYTES = 1 << 16
-
-
 def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
     """Open a session for health checks, with a pool for requests; raise InputError for unreadable certificates."""
     tls: ssl.SSLContext | None = None
@@ -465,7 +462,7 @@ def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.Client
     pool = ConnectionPool(engine, resilience, tls)
     connector = PooledConnector(pool, limit=0, keepalive_timeout=IDLE_S, ssl=tls or True)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=resilience.connect_s)
-    options: dict[str, Any] = {"auto_decompress": False, "read_bufsize": _READ_BYTES}
+    options: dict[str, Any] = {"auto_decompress": False, "read_bufsize": 1 << 16}
     return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, **options)
 
 
