@@ -101,7 +101,7 @@ def test_of_several_prompts_in_one_body_nothing_is_said(prompt, begins):
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     prefix_hasher = PrefixHasher(b"secret")
     told = RequestParser(Limits(), prefix_hasher).parse("completions", body, Caller(None, 3), {}, "r", 0.0)
-    assert bool(told.prompt.prefix.keys) == begins
+    assert bool(told.prefix.keys) == begins
     if begins:
-        assert told.prompt.prefix == prefix_hasher.of_text(SYSTEM, told.prompt.tokens, model="m", tenant=3)
-    assert RequestParser(Limits()).parse("completions", body, Caller(None, 3), {}, "r", 0.0).prompt.prefix is EMPTY
+        assert told.prefix == prefix_hasher.of_text(SYSTEM, told.prompt_tokens, model="m", tenant=3)
+    assert RequestParser(Limits()).parse("completions", body, Caller(None, 3), {}, "r", 0.0).prefix is EMPTY

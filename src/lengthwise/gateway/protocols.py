@@ -1,21 +1,18 @@
-"""Interfaces between the parts of the gateway: listeners of requests, clock, exchange of a request for its answer."""
+"""Interfaces between the parts of the gateway: listeners of requests, clock, connection of a client."""
 # ruff: noqa: D102 - the implementations document their methods
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from lengthwise.gateway.request import ClientRequest, Outcome, Rejection, Request
+from lengthwise.gateway.request import Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase
 
 
 class Listener:
-    """Receives the events of every request; methods run on the event loop, must be quick, and never raise.
-
-    All times are on the gateway's clock. A subclass overrides the methods that it needs.
-    """
+    """Receives the events of every request; methods run on the event loop, must be quick, and never raise."""
 
     def on_arrival(self, request: Request) -> None:
         """A request with its first prediction is admitted to the queue."""
@@ -76,12 +73,8 @@ class Listeners(Listener):
             one.tokens(request, new_tokens, now_s)
 
 
-class Clock(Protocol):
-    """A clock in seconds from an arbitrary start that never goes back."""
-
-    def __call__(self) -> float: ...
-
-
+Clock = Callable[[], float]
+"""A clock in seconds from an arbitrary start that never goes back."""
 monotonic: Clock = time.monotonic  # the real clock; jumps of the wall clock do not move it
 
 
@@ -90,23 +83,3 @@ class ChunkWriter(Protocol):
 
     def can_write(self) -> bool: ...
     def write_chunk(self, chunk: bytes) -> None: ...
-
-
-class Answer(Protocol):
-    """A response in progress: headers with at least content-type, and chunks of the body.
-
-    ``attach_writer`` lets chunks go to the writer directly; the iterator yields those that the writer cannot take.
-    ``aclose`` is called at the end and after a disconnect.
-    """
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def headers(self) -> Sequence[tuple[bytes, bytes]]: ...
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-    def attach_writer(self, writer: ChunkWriter) -> None: ...
-    async def aclose(self) -> None: ...
-
-
-Exchange = Callable[[ClientRequest], Awaitable[Answer]]
-"""Serves a request; it is cancelled on a disconnect, and raises ``edge.Fault`` or an error with a ``rejection``."""

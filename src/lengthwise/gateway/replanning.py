@@ -8,7 +8,7 @@ import logging
 import math
 import pickle
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -48,6 +48,7 @@ class Replanner(Protocol):
         """Take the lengths of one more request, in the order of arrival; return an event if one is due."""
 
 
+Apply = Callable[[Phases], Awaitable[None]]  # applies a schedule from each engine's next phase on
 ReplannerFactory = Callable[[], Replanner]  # makes the replanner; picklable
 
 
@@ -119,58 +120,39 @@ def _observe(replanner: Replanner, lengths: Lengths) -> ReplanEvent | None:
         return ReplanEvent((message,), failed=True)
 
 
-_EXIT_S = 5.0
+_START_S, _EXIT_S = 120.0, 5.0
 
 
-class ReplannerProcess:
-    """An async context manager around a replanner's process; raises LengthwiseError where none can be made."""
+@contextlib.asynccontextmanager
+async def _start_replanner(factory: bytes) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+    """Run a replanner's process; yield it and its properties, or raise LengthwiseError where none can be made."""
+    process = await spawn_module(__name__)
+    try:
+        hello = await _exchange(process, factory, _START_S)
+        if hello["refused"]:
+            raise LengthwiseError(hello["refused"])
+        yield process, hello
+    finally:
+        close(process)
+        await wait_terminated(process, _EXIT_S)
 
-    def __init__(self, factory: ReplannerFactory, start_s: float, plan_s: float) -> None:
-        self._factory = frame(pickle.dumps(factory))
-        self._start_s, self._plan_s = start_s, plan_s
-        self._process: asyncio.subprocess.Process | None = None
-        self.false_positive_rate = math.nan
 
-    async def __aenter__(self) -> Self:
-        try:
-            self._process = await spawn_module(__name__)
-            hello = await self._exchange(self._factory, self._start_s)
-            if hello["refused"]:
-                raise LengthwiseError(hello["refused"])  # noqa: TRY301 - the process is stopped below
-            self.false_positive_rate = float(hello["false_positive_rate"])
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            close(process)
-            await wait_terminated(process, _EXIT_S)
-
-    async def observe(self, lengths: Sequence[Lengths]) -> tuple[list[ReplanEvent], float]:
-        """Return the events of these lengths, and the evidence; raise LengthwiseError if the process fails."""
-        answer = await self._exchange(frame(pickle.dumps(list(lengths))), self._plan_s)
-        return answer["events"], answer["evidence"]
-
-    async def _exchange(self, message: bytes, timeout_s: float) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        try:
-            async with asyncio.timeout(timeout_s):
-                process.stdin.write(message)
-                await process.stdin.drain()
-                return dict[str, Any](pickle.loads(await read_frame(process)))  # noqa: S301 - our own process
-        except TimeoutError:
-            raise LengthwiseError(f"it did not answer within {timeout_s:g} s") from None
-        except (OSError, asyncio.IncompleteReadError) as error:
-            status = "its process is alive but does not answer"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_EXIT_S, timeout_s)):
-                    status = f"its process exited with {await process.wait()}"
-            raise LengthwiseError(status) from error
+async def _exchange(process: asyncio.subprocess.Process, message: bytes, timeout_s: float) -> dict[str, Any]:
+    """Return the process's answer to a frame; raise LengthwiseError if it fails."""
+    assert process.stdin is not None
+    try:
+        async with asyncio.timeout(timeout_s):
+            process.stdin.write(message)
+            await process.stdin.drain()
+            return dict[str, Any](pickle.loads(await read_frame(process)))  # noqa: S301 - our own process
+    except TimeoutError:
+        raise LengthwiseError(f"it did not answer within {timeout_s:g} s") from None
+    except (OSError, asyncio.IncompleteReadError) as error:
+        status = "its process is alive but does not answer"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(_EXIT_S, timeout_s)):
+                status = f"its process exited with {await process.wait()}"
+        raise LengthwiseError(status) from error
 
 
 _log = logging.getLogger("lengthwise.gateway")
@@ -178,30 +160,16 @@ _MAX_LENGTHS = 512  # lengths in one message to the process
 
 
 class PlanTracker(Listener):
-    """An async context manager: while it is entered, the schedule follows the lengths of requests.
+    """An async context manager: while it is entered, the schedule follows the lengths of requests, in order of arrival.
 
-    Lengths are observed in the order of arrival, each once all earlier requests have ended: in the order of finishing
-    the first would be the short ones. A very long request delays all later ones. Whatever happens to the replanner,
-    requests are served by the last schedule. ``paused`` leaves out later arrivals: a probe, not traffic.
-
-    Args:
-        apply: Applies a schedule from each engine's next phase on.
-        start_s: Longest time for the start of the process.
-        plan_s: Longest time for its answer, planning included.
+    Whatever happens to the replanner, requests are served by the last schedule. ``paused`` leaves out later arrivals.
     """
 
     def __init__(
-        self,
-        factory: ReplannerFactory,
-        phases: Phases,
-        apply: Callable[[Phases], Awaitable[None]],
-        clock: Clock,
-        *,
-        start_s: float = 120.0,
-        plan_s: float = 300.0,
+        self, factory: ReplannerFactory, phases: Phases, apply: Apply, clock: Clock, *, plan_s: float = 300.0
     ) -> None:
         self._phases, self._apply, self._clock = phases, apply, clock
-        self._process = ReplannerProcess(factory, start_s, plan_s)
+        self._factory, self._plan_s = frame(pickle.dumps(factory)), plan_s
         self._order = ArrivalOrder()
         self._waiting: list[Lengths] = []
         self._has_waiting, self._idle = asyncio.Event(), asyncio.Event()
@@ -243,15 +211,16 @@ class PlanTracker(Listener):
 
     async def _run(self) -> None:
         try:
-            async with self._process as process:
+            async with _start_replanner(self._factory) as (process, hello):
                 state = self.state
-                state.false_positive_rate = process.false_positive_rate
+                state.false_positive_rate = float(hello["false_positive_rate"])
                 while True:
                     await self._has_waiting.wait()
                     lengths, self._waiting = self._waiting[:_MAX_LENGTHS], self._waiting[_MAX_LENGTHS:]
-                    events, state.evidence = await process.observe(lengths)
+                    answer = await _exchange(process, frame(pickle.dumps(lengths)), self._plan_s)
+                    state.evidence = answer["evidence"]
                     state.observed += len(lengths)
-                    for event in events:
+                    for event in answer["events"]:
                         await self._take(event)
                     if not self._waiting:
                         self._has_waiting.clear()

@@ -20,17 +20,13 @@ MAX_TOKENS = float(1 << 20)
 
 BLOCK_LETTERS, BLOCK_IDS = 256, 64  # size of a block of text, and of token ids
 
-
 SIZES = tuple(accumulate(range(23), lambda size, _: max(size + 1, size * 5 // 4), initial=1))
 """Leading blocks that are hashed: each of the first 8, then a quarter more each time; 60,000 letters at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """Hashes of a prompt's leading blocks of ``block_tokens`` tokens, one for each of SIZES.
-
-    Two prompts that agree up to the end of a block have equal keys up to there.
-    """
+    """Hashes of a prompt's leading blocks, one for each of SIZES: equal as long as two prompts agree."""
 
     keys: tuple[int, ...] = ()
     block_tokens: float = 0.0
@@ -42,9 +38,7 @@ EMPTY = PromptPrefix()
 class PrefixHasher:
     """Hashes prompt prefixes to 64 bits by keyed BLAKE2b; a key covers everything up to the end of its block.
 
-    Keys stay in this process, and without the secret (at most 64 bytes; None draws one) no client can construct two
-    prompts that share one. An accidental collision only dispatches a request to a worker that computes it anew.
-    Hashing takes 25 to 70 us for 8,000 letters and about 1 ms for any prompt.
+    Without the secret (at most 64 bytes; None draws one) no client can construct two prompts that share a key.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -81,25 +75,6 @@ class PrefixHasher:
         return tuple(keys)
 
 
-@dataclass(slots=True)
-class Prompt:
-    """A prompt: its text as length predictors are trained on ("" for token ids), its length, and its prefix."""
-
-    text: str
-    tokens: int
-    prefix: PromptPrefix = EMPTY
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """The sender of a request."""
-
-    tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
-    priority: int = 0  # class of the key; smaller is earlier
-    session: str = ""  # name that ties requests together; "" none
-    address: str = ""  # network address (of IPv6 the /64); "" unknown
-
-
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
     """A request for a completion as the edge passes it to the relay: the body as received, and checked values."""
@@ -108,14 +83,19 @@ class ClientRequest:
     body: bytes  # a JSON object in UTF-8, without duplicates of the fields that the gateway reads
     model: str
     stream: bool
-    prompt: Prompt
+    text: str  # of the prompt, as length predictors are trained on; "" for token ids
+    prompt_tokens: int
+    prefix: PromptPrefix = EMPTY
     max_tokens: int | None  # longest output; None if the client sets none
     n: int  # choices of all prompts, ``n`` or ``best_of`` each
     arrival_s: float  # end of the body, on the gateway's clock
     deadline_s: float  # when the client gives up, on the gateway's clock; inf unknown
     request_id: str
     headers: list[tuple[str, str]]  # headers for the engine
-    sender: Sender = Sender()
+    tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
+    priority: int = 0  # class of the key; smaller is earlier
+    session: str = ""  # name that ties requests together; "" none
+    address: str = ""  # network address of the client (of IPv6 the /64); "" unknown
     memory_bytes: int = 0  # estimated memory of body, text and fields
     _fields: dict[str, Any] | None = None
 
@@ -128,14 +108,11 @@ class ClientRequest:
         return self._fields
 
     def release(self, *, text: bool, others_bytes: int) -> None:
-        """Free the body, the fields and with ``text`` the text of a request that cannot restart.
-
-        ``others_bytes`` is the memory that others use for the request from now on.
-        """
+        """Free the body, the fields and with ``text`` the text, which only a restart needs; the rest stays in use."""
         self.body, self._fields = b"", None
         if text:
-            self.prompt.text = ""
-        self.memory_bytes = others_bytes + sys.getsizeof(self.prompt.text)
+            self.text = ""
+        self.memory_bytes = others_bytes + sys.getsizeof(self.text)
 
 
 class Outcome(StrEnum):

@@ -33,10 +33,10 @@ class RequestFinishedError(Exception):
 
 
 class Ticket:
-    """An admitted request: it waits, or is at a worker, or is finished.
+    """An admitted request: it waits, or is at a worker (``worker``, its name at assignment), or is finished.
 
-    ``worker`` is its worker's name at assignment, "" while it waits. ``preempted`` is set when the scheduler wants the
-    slot back: abort at the worker, then ``retry``. ``on_interrupt`` gets CUT or GONE when that must happen at once.
+    ``preempted`` is set when the scheduler wants the slot back: abort at the worker, then ``retry``. ``on_interrupt``
+    gets CUT or GONE when that must happen at once.
     """
 
     __slots__ = ("_driver", "_future", "finished", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")
@@ -90,10 +90,7 @@ class Ticket:
                 self._driver.wake_when_due(now_s)
 
     async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
-        """Wait for a worker again, with ``generated`` tokens (None all); raise as ``wait`` does.
-
-        ``cause`` is "cut", "window", "failed_over" or "retried"; ``avoid`` names a worker that failed the request.
-        """
+        """Wait for a worker again, not ``avoid``, with ``generated`` tokens (None all); raise as ``wait`` does."""
         now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
         self._driver.scheduler.returned(now_s, self.request.id, retained, avoid=avoid)
@@ -150,10 +147,7 @@ class Ticket:
 
 
 class SchedulerDriver:
-    """Owns the scheduler: passes events to it and carries out its decisions, all on one event loop.
-
-    The scheduler decides once per iteration of the loop in which an event happened, and at the times that it names.
-    """
+    """Owns the scheduler: passes events to it and carries out its decisions, once per iteration of the event loop."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock = monotonic, listeners: Sequence[Listener] = ()) -> None:
         self.scheduler, self.clock, self.listeners = scheduler, clock, Listeners(listeners)

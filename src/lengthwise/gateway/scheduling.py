@@ -38,19 +38,19 @@ class WorkerState:
     address: str = ""  # workers at one address, one of them leaving (``renamed_from``), are one engine; "" unknown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Phase:
-    """A finished phase of mode rra."""
+    """A phase of mode rra, reported when it is finished."""
 
     worker: str
     cause: str  # "steps" (all iterations done), "idle" (no request left) or "stalled" (not waiting for slow streams)
     started_s: float
-    finished_s: float  # when the next phase could begin, or no request was left
-    prefill_batch: int  # requests of its prefill; ``decode_batch`` those at the worker after it
-    prompt_tokens: int
-    decode_batch: int
-    decode_steps: int  # iterations until its end
-    left_batch: int  # requests at the worker at its end
+    finished_s: float = float("nan")  # when the next phase could begin, or no request was left
+    prefill_batch: int = 0  # requests of its prefill; ``decode_batch`` those at the worker after it
+    prompt_tokens: int = 0
+    decode_batch: int = 0
+    decode_steps: int = 0  # iterations until its end
+    left_batch: int = 0  # requests at the worker at its end
     overdue: int = 0  # requests dispatched within it since they had waited ``max_wait_s``
 
 

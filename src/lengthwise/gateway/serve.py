@@ -155,9 +155,8 @@ class Gateway:
         from lengthwise.gateway.core import Scheduler
         from lengthwise.gateway.edge import App, Tenants
         from lengthwise.gateway.fleet import Fleet
-        from lengthwise.gateway.length_prediction import Forecaster, requested_tokens
+        from lengthwise.gateway.length_prediction import Forecaster
         from lengthwise.gateway.relay import Relay
-        from lengthwise.gateway.relay.engine_request import hint_adder
         from lengthwise.gateway.replanning import PlanTracker
         from lengthwise.gateway.telemetry import Telemetry
 
@@ -185,8 +184,7 @@ class Gateway:
             driver.listeners.add(tracker)
             self.telemetry.metrics.tracker = lambda: tracker.state
         await self.fleet.stable(_STABLE_S)
-        extras: Any = {"add_hints": hint_adder(config, self.scheduler.engine_priority)}
-        self.relay = Relay(driver, self.fleet, self.forecaster, config, requested_tokens=requested_tokens, **extras)
+        self.relay = Relay(driver, self.fleet, self.forecaster, config)
         stack.push_async_callback(self.relay.aclose)
         state: Any = {"models": self.fleet.models, "ready": self.fleet.ready, "tenants": tenants, "clock": clock}
         exchange = self.telemetry.exchange(self.relay.exchange)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.worker_pool import drain_times_s
+from lengthwise.gateway.core.dispatch import drain_times_s
 from lengthwise.gateway.scheduling import WorkerState
 
 
@@ -131,16 +131,6 @@ def test_who_waits_beyond_its_own_deadline_expires():
     expired = made.schedule(4.0).expire
     assert [one for one, _ in expired] == [1, 2], "who runs is not cut off"
     assert {rejection.reason for _, rejection in expired} == {"deadline"}
-
-
-def test_a_draining_scheduler_lets_nobody_in_and_serves_who_is():
-    made = scheduler("fcfs")
-    made.offer(0.0, request(1))
-    made.drain()
-    rejection = made.offer(0.0, request(2))
-    assert (rejection.status, rejection.reason) == (503, "draining")
-    assert rejection.retry_after_s > 0
-    assert sent(made.schedule(0.0)) == [1]
 
 
 def test_who_gathers_in_bins_counts_for_the_wait_that_is_predicted():

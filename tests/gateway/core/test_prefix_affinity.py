@@ -12,7 +12,7 @@ from scheduler_worlds import request, scheduler, worker
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.dispatch import DispatchPass, Sessions
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry
-from lengthwise.gateway.core.worker import MAX_BLOCKS, PreemptionCost, PrefixCache, Worker
+from lengthwise.gateway.core.worker import MAX_BLOCKS, PreemptionCost, PrefixCache, Worker, mean_tokens_per_s
 from lengthwise.gateway.request import EMPTY, SIZES, PrefixHasher, PromptPrefix
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -127,7 +127,7 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, a
     best = DispatchPass(worker_pool, Sessions(), 0.0, 0.0, {"m": 1}).choose(entry)
 
     def cost_s(one):
-        speed = placing.tokens_per_s(one)
+        speed = one.throughput.tokens_per_s or mean_tokens_per_s(worker_pool) or 1.0
         cached = one.prefix_cache.cached_tokens(entry.request.prefix)
         if has_session and one.name == "w1":
             cached = entry.request.prompt_tokens

@@ -87,9 +87,9 @@ class Script:
 def plain(client_request):
     """What an OpenAI server says."""
     usage = {
-        "prompt_tokens": client_request.prompt.tokens,
+        "prompt_tokens": client_request.prompt_tokens,
         "completion_tokens": 2,
-        "total_tokens": client_request.prompt.tokens + 2,
+        "total_tokens": client_request.prompt_tokens + 2,
     }
     chat = client_request.api == "chat"
     whole = {

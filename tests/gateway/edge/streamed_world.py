@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, Tls
-from lengthwise.gateway.edge.http_protocol import HttpProtocol
+from lengthwise.gateway.edge.http_server import HttpProtocol
 from lengthwise.gateway.serve import Gateway
 
 LETTERS, ROOM_BYTES, HELD_BYTES = 8192, 1 << 16, 2 << 20

@@ -113,9 +113,9 @@ def test_a_body_of_a_million_small_things_is_refused_before_they_are_made(api, s
 
 def test_large_bodies_that_are_meant_so_are_taken():
     ids = b'{"model":"m","prompt":[' + b",".join([b"31415"] * 1_000_000) + b"]}"
-    assert of(ids, "completions").prompt.tokens == 1_000_000
+    assert of(ids, "completions").prompt_tokens == 1_000_000
     code = '{"a": [1, 2], "b\\": ["}, ' * 200_000
-    assert of(json.dumps(chat(messages=[{"role": "user", "content": code}])).encode()).prompt.text == code
+    assert of(json.dumps(chat(messages=[{"role": "user", "content": code}])).encode()).text == code
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turn = {"role": "assistant", "content": [{"type": "text", "text": "x"}], "tool_calls": [call]}
     assert of(json.dumps(chat(messages=[turn] * 4096)).encode()).model == "tiny"

@@ -183,8 +183,8 @@ def test_what_is_read_of_a_chat():
     body = chat(max_tokens=7, max_completion_tokens=9.0, n=2, stream=True, user="u-1", priority=0, tools=[{"stop": 1}])
     headers = {b"x-stainless-read-timeout": b"600", b"traceparent": b"no\r\nX-Priority: 1"}
     taken = of(body, headers=headers, key=a_key(priority=3))
-    assert (taken.model, taken.stream, taken.max_tokens, taken.n, taken.sender.session) == ("m", True, 9, 2, "u-1")
-    assert (taken.sender.priority, taken.arrival_s, taken.deadline_s) == (3, 5.0, 605.0)
+    assert (taken.model, taken.stream, taken.max_tokens, taken.n, taken.session) == ("m", True, 9, 2, "u-1")
+    assert (taken.priority, taken.arrival_s, taken.deadline_s) == (3, 5.0, 605.0)
     assert taken.body == json.dumps(body).encode()
     assert taken.headers == [("Content-Type", "application/json"), ("X-Request-Id", "r-1")]
 
@@ -192,7 +192,7 @@ def test_what_is_read_of_a_chat():
 def test_nulls_are_as_if_they_were_not_there():
     nulls = dict.fromkeys(("n", "max_tokens", "stream", "stop", "user", "logprobs", "top_logprobs", "priority"))
     taken = of(chat(**nulls))
-    assert (taken.max_tokens, taken.n, taken.stream, taken.sender.session) == (None, 1, False, "")
+    assert (taken.max_tokens, taken.n, taken.stream, taken.session) == (None, 1, False, "")
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_nulls_are_as_if_they_were_not_there():
 )
 def test_what_is_read_of_prompts(given_prompt, tokens, n, text):
     taken = of(prompt(prompt=given_prompt, n=2), "completions")
-    assert (taken.n, taken.prompt.text) == (n, text)
-    assert taken.prompt.tokens == tokens or text
+    assert (taken.n, taken.text) == (n, text)
+    assert taken.prompt_tokens == tokens or text
 
 
 def test_a_chat_is_the_text_that_predictors_learnt_from(tmp_path):
@@ -215,7 +215,7 @@ def test_a_chat_is_the_text_that_predictors_learnt_from(tmp_path):
     file = tmp_path / "logged.jsonl"
     answered = [*messages, {"role": "assistant", "content": "A cat."}]
     file.write_text(json.dumps({"messages": answered}) + "\n")
-    assert of(chat(messages=messages)).prompt.text == read(file).prompts.text[0] == "Be brief.\n\nWhat is this?"
+    assert of(chat(messages=messages)).text == read(file).prompts.text[0] == "Be brief.\n\nWhat is this?"
 
 
 @given(st.text(st.characters(max_codepoint=127), max_size=300))

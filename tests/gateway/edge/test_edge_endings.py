@@ -13,7 +13,7 @@ import time
 import pytest
 from edge_serving import SECRET, Report, Script, Served, a_key, chat, config, everything, parsed
 
-from lengthwise.gateway.edge.http_protocol import MAX_PIPELINED
+from lengthwise.gateway.edge.http_server import MAX_PIPELINED
 from lengthwise.gateway.protocols import Listener
 
 HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\n".encode()

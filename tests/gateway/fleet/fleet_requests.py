@@ -12,7 +12,7 @@ from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.relay import Relay
-from lengthwise.gateway.request import ClientRequest, LengthPrediction, Prompt
+from lengthwise.gateway.request import ClientRequest, LengthPrediction
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.testing.engine_server import EngineSpec
 
@@ -44,7 +44,8 @@ class World:
             body=json.dumps(body).encode(),
             model="m",
             stream=True,
-            prompt=Prompt("one two", 2),
+            text="one two",
+            prompt_tokens=2,
             max_tokens=tokens,
             n=1,
             arrival_s=self.driver.clock(),

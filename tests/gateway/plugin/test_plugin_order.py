@@ -290,7 +290,7 @@ def test_predictions_are_read_again_every_window():
     entry = book.add(one)
     for generated, predicted in ((0, 60), (49, 60), (50, 120), (99, 120), (100, 400), (399, 400)):
         one._output = [1] * generated
-        assert book.remaining_tokens(entry) == max(1, predicted - generated)
+        assert book.lengths(entry)[1] == max(1, predicted - generated)
 
 
 def test_settings_that_cannot_be_used_say_so():

@@ -18,7 +18,7 @@ from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import Relay, open_session
-from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Prompt, Request, Sender
+from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Request
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -37,7 +37,7 @@ class FixedWorker:
 
 class FixedFleet:
     def __init__(self, workers: list[FixedWorker], cap: int | None) -> None:
-        self.workers = {worker.name: worker for worker in workers}
+        self.by_name = {worker.name: worker for worker in workers}
         self.faults: list[tuple[str, str]] = []
         self.rejections: list[tuple[str, str, str]] = []
         self.cap = cap
@@ -56,7 +56,10 @@ class FixedFleet:
         return True
 
     def worker(self, name: str) -> FixedWorker:
-        return self.workers[name]
+        return self.by_name[name]
+
+    def workers(self) -> tuple[FixedWorker, ...]:
+        return tuple(self.by_name.values())
 
     def failed(self, name: str, cause: str) -> None:
         self.faults.append((name, cause))
@@ -80,7 +83,7 @@ class FixedFleet:
         self.rejections.append((name, model, session))
 
     def states(self) -> tuple[WorkerState, ...]:
-        return tuple(WorkerState(name, ("m",), in_flight=self.cap) for name in self.workers)
+        return tuple(WorkerState(name, ("m",), in_flight=self.cap) for name in self.by_name)
 
 
 class Report:
@@ -202,14 +205,15 @@ def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0,
         body=json.dumps(body).encode(),
         model=body["model"],
         stream=bool(body.get("stream")),
-        prompt=Prompt(text, len(text)),
+        text=text,
+        prompt_tokens=len(text),
         max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
         n=body.get("n", 1),
         arrival_s=now_s,
         deadline_s=deadline_s,
         request_id="r",
         headers=[],
-        sender=Sender(**metadata),
+        **metadata,
     )
 
 

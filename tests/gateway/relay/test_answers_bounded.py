@@ -14,7 +14,7 @@ from scripted_engine import Scripted
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.relay import open_session
-from lengthwise.gateway.relay.request_session import resumable_tokens
+from lengthwise.gateway.relay.relay import resumable_tokens
 from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.serve import Gateway

@@ -154,7 +154,7 @@ def test_after_two_thousand_requests_of_all_kinds_nothing_is_left():
             assert sum(w.ledger.outcomes.values()) == 2000 - _never_arrived(w)
             assert not w.relay._tasks
             assert w.driver._tickets == {}
-            for worker in w.fleet.workers.values():
+            for worker in w.fleet.workers():
                 assert not worker.session.connector.pool.busy
 
     run(work)

@@ -26,7 +26,7 @@ def test_a_stream_that_has_begun_holds_no_body_fields_or_text(capabilities):
     async def work() -> None:
         async with world([Scripted()], capabilities=capabilities) as w:
             request, told, first = await first_piece(w, BODY)
-            assert (request.body, request.prompt.text, request._fields) == (b"", "", None)
+            assert (request.body, request.text, request._fields) == (b"", "", None)
             prompt_ids = 5 * len(LONG) if capabilities is IDS else 0
             assert request.memory_bytes < prompt_ids + 2000, "token ids are what another engine goes on from"
             rest = b"".join([part async for part in told])

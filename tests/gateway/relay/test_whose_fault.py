@@ -6,7 +6,6 @@ from relay_world import BARE, FixedFleet, FixedWorker, asked, run, world
 from scripted_engine import Fault, Scripted
 
 from lengthwise.gateway.relay.failures import FailureAttribution, UpstreamError
-from lengthwise.gateway.request import Sender
 
 BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
 
@@ -23,17 +22,17 @@ def renamed(fleet: FixedFleet) -> tuple[FixedWorker, FixedWorker]:
     """The engine "e" leaves, another one has its name."""
     old, new = fleet.worker("e"), FixedWorker("e", "http://new", BARE, None)
     old.name = "e (leaving 0)"
-    fleet.workers = {old.name: old, "e": new}
+    fleet.by_name = {old.name: old, "e": new}
     return old, new
 
 
 def test_what_an_engine_said_stays_its_own_when_its_name_passes_on():
     fleet = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None)
     blame = FailureAttribution(fleet, asked(BODY))
-    blame.on_attempt(fleet.worker("e"))
+    blame.worker = fleet.worker("e")
     blame.on_error(no())
     _, new = renamed(fleet)
-    blame.on_attempt(new)
+    blame.worker = new
     blame.on_error(no())
     assert blame.is_request_fault(), "two engines said no, and nobody else is there"
 
@@ -42,14 +41,14 @@ def test_the_successor_that_serves_it_shows_that_the_old_one_was_at_fault():
     fleet, said = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None), []
     told(said, fleet)
     blame = FailureAttribution(fleet, asked(BODY))
-    blame.on_attempt(fleet.worker("e"))
+    blame.worker = fleet.worker("e")
     blame.on_error(no())
     old, new = renamed(fleet)
-    blame.on_attempt(new)
+    blame.worker = new
     blame.on_error(no())
     third = FixedWorker("third", "http://third", BARE, None)
-    fleet.workers["third"] = third
-    blame.on_attempt(third)
+    fleet.by_name["third"] = third
+    blame.worker = third
     blame.on_first_output()
     blame.on_finished()
     assert said == [(old.name, None), ("e", None)]
@@ -62,7 +61,7 @@ def test_who_makes_each_body_different_is_one_caller_all_the_same():
             told(said, w.fleet)
             for number, address in enumerate(["10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"]):
                 one = asked(BODY | {"prompt": f"hi {number}"}, now_s=w.driver.clock())
-                one.sender = Sender(address=address, session=f"s{number}")
+                one.address, one.session = address, f"s{number}"
                 answer = await w.relay.exchange(one)
                 assert b"engine dead" in b"".join([part async for part in answer])
                 await answer.aclose()

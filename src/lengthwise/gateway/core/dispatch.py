@@ -1,17 +1,171 @@
-"""The dispatch pass: assign queued requests to workers."""
+"""The workers with the models that they serve, and the dispatch pass: assign queued requests to workers."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import itemgetter
 
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.preemption import Preemption
-from lengthwise.gateway.core.queue import Queue
-from lengthwise.gateway.core.ranking import Entry, TenantService
-from lengthwise.gateway.core.worker import Worker, without_avoided
-from lengthwise.gateway.core.worker_pool import WorkerPool
+from lengthwise.gateway.core.queue import Bins, Queue
+from lengthwise.gateway.core.ranking import Entry, State, TenantService
+from lengthwise.gateway.core.worker import MAX_BLOCKS, Worker, mean_tokens_per_s, without_avoided
+from lengthwise.gateway.scheduling import Phase, WorkerState
+
+# Read with every token: a module's name is found faster than a member of an enumeration.
+_RUNNING, _PREEMPTING = State.RUNNING, State.PREEMPTING
+
+
+def waiting_tokens(queue: Queue, bins: Bins) -> dict[str, float]:
+    """Return the predicted output tokens of waiting and binned requests by model, for models that have any."""
+    models = sorted(queue.tokens.keys() | bins.tokens.keys())
+    return {model: queue.tokens.get(model, 0.0) + bins.tokens.get(model, 0.0) for model in models}
+
+
+def drain_times_s(
+    tokens: Mapping[str, float], serving: Mapping[str, Sequence[int]], rates: Sequence[float]
+) -> list[float]:
+    """Return the seconds until each worker's share of the waiting tokens is done, for workers of ``rates`` tokens/s.
+
+    Each model's tokens go to the workers (indices in ``serving``) that are done soonest, the models with few workers
+    first.
+    """
+    times_s = [0.0] * len(rates)
+    for model in sorted(tokens, key=lambda one: (len(serving[one]), one)):
+        fastest = sorted(serving[model], key=times_s.__getitem__)
+        rate, work = 0.0, tokens[model]
+        for at, worker in enumerate(fastest):
+            if rate and work / rate <= times_s[worker]:
+                fastest = fastest[:at]
+                break
+            rate, work = rate + rates[worker], work + rates[worker] * times_s[worker]
+        for worker in fastest:
+            times_s[worker] = work / rate
+    return times_s
+
+
+class WorkerPool:
+    """The workers by name; ``up`` lists those that may be given requests, in the reported order."""
+
+    def __init__(self, dispatch: Dispatch, *, no_limit: bool, phased: bool = False) -> None:
+        self._dispatch, self._no_limit, self._phased = dispatch, no_limit, phased
+        self.finished_phases: list[Phase] = []
+        self._workers: dict[str, Worker] = {}
+        self._known_models: set[str] = set()
+        self.served_models: set[str] = set()  # of workers that are up
+        self.unserved_since_s: dict[str, float] = {}  # of models without a worker that is up, if there was one
+        self._models_incomplete = True
+        self._backoff_until_s = -math.inf
+        self.up: list[Worker] = []
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def configure(self, dispatch: Dispatch) -> None:
+        """Change the bounds of all limits."""
+        self._dispatch = dispatch
+        for worker in self:
+            worker.configure(dispatch)
+
+    def of(self, entry: Entry) -> Worker | None:
+        """Return the worker at which the request is; None where it is at none."""
+        if entry.state is not _RUNNING and entry.state is not _PREEMPTING:
+            return None
+        return self._workers[entry.worker]
+
+    def update(self, now_s: float, states: Sequence[WorkerState]) -> tuple[list[Entry], list[tuple[str, str]]]:
+        """Replace the set of workers; return requests that lost theirs, and (before, now) names, also of one engine."""
+        lost, new, renamed = list[Entry](), list[Worker](), list[tuple[str, str]]()
+        before, self._workers = self._workers, {}
+        for state in states:
+            worker = before.get(state.renamed_from)
+            if worker is not None and state.name not in before and worker.state.epoch == state.epoch:
+                del before[state.renamed_from]
+                before[state.name] = worker
+                worker.rename(state.name)
+                renamed.append((state.renamed_from, state.name))
+        report = self.finished_phases.append if self._phased else None
+        for state in states:
+            worker = before.pop(state.name, None)
+            if worker is None:
+                worker = Worker(state, self._dispatch, no_limit=self._no_limit, report=report)
+                new.append(worker)
+            lost += worker.update(now_s, state)
+            self._workers[state.name] = worker
+        for worker in before.values():
+            lost += worker.clear()
+        leaving = [one for one in self if one.state.renamed_from and one.state.address]
+        for worker in self:
+            stays, address = not worker.state.renamed_from, worker.state.address
+            worker.leaving = tuple(one for one in leaving if stays and one.state.address == address)
+        for worker in new:
+            if worker.leaving:
+                last = max(worker.leaving, key=lambda one: one.state.epoch)
+                worker.inherit(last)
+                renamed.append((last.name, worker.name))
+        for worker in self:
+            worker.prefix_cache.max_blocks = MAX_BLOCKS // len(self._workers)
+        self._update_models(now_s)
+        return lost, renamed
+
+    def may_serve(self, model: str) -> bool:
+        """Return whether a worker serves or served the model, or has not reported its models yet."""
+        return model in self._known_models or self._models_incomplete
+
+    def refused(self, now_s: float, name: str, retry_after_s: float) -> None:
+        """Back off from a worker that reported a full queue."""
+        if (worker := self._workers.get(name)) is not None:
+            worker.limits.refused(now_s, worker.slots_in_use, retry_after_s)
+            if (until_s := worker.backoff_until_s(now_s)) < math.inf:
+                self._backoff_until_s = max(self._backoff_until_s, until_s)
+
+    def backoff_until_s(self, now_s: float) -> float:
+        """Return when the first worker's backoff ends; inf none backs off."""
+        if now_s >= self._backoff_until_s:
+            return math.inf
+        return min((worker.backoff_until_s(now_s) for worker in self.up), default=math.inf)
+
+    def batch_size(self, model: str) -> int:
+        """Return the largest limit of a worker that serves the model."""
+        limits = [worker.limit for worker in self.up if model in worker.state.models]
+        return max(limits, default=self._dispatch.start)
+
+    def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
+        """Return the predicted wait of a request that arrives now, behind waiting ``tokens``; ``model`` "" is any."""
+        serving = [worker for worker in self.up if not model or model in worker.state.models]
+        usual = mean_tokens_per_s(self.up)
+        if not serving or not usual:
+            return 0.0
+        if (model or not tokens) and any(
+            worker.free_slots(now_s) > 0 and not any(one in tokens for one in worker.state.models) for worker in serving
+        ):
+            return 0.0
+        rate = sum(worker.throughput.tokens_per_s or usual for worker in serving)
+        running = sum(len(worker.active) for worker in serving)
+        first_slot_s = sum(worker.tokens for worker in serving) / max(1, running) / rate
+        if not model:
+            return sum(tokens.values()) / rate + first_slot_s
+        indices = {
+            one: [at for at, worker in enumerate(self.up) if one in worker.state.models] for one in (*tokens, model)
+        }
+        served = {one: tokens[one] for one in tokens if indices[one]}
+        rates = [worker.throughput.tokens_per_s or usual for worker in self.up]
+        times_s = drain_times_s(served, indices, rates)
+        return min(times_s[at] for at in indices[model]) + first_slot_s
+
+    def _update_models(self, now_s: float) -> None:
+        self.up = [worker for worker in self if worker.state.up]
+        served = {model for worker in self.up for model in worker.state.models}
+        self.unserved_since_s |= dict.fromkeys(self.served_models, now_s)
+        for model in served:
+            self.unserved_since_s.pop(model, None)
+        self.served_models = served
+        self._known_models |= {model for worker in self for model in worker.state.models}
+        self._models_incomplete = not self._workers or any(not worker.state.models for worker in self)
+
 
 _MAX_SESSIONS = 1 << 16
 _MAX_BLOCKED = 64
@@ -22,7 +176,7 @@ class Sessions:
     """The last worker of each session; the least recently used sessions are forgotten."""
 
     def __init__(self) -> None:
-        self._worker: OrderedDict[tuple[int, str], str] = OrderedDict()
+        self._worker: dict[tuple[int, str], str] = {}  # in order of last use
 
     def worker_of(self, entry: Entry) -> str:
         """Return the worker that may have cached the request's prompt; "" none."""
@@ -32,10 +186,10 @@ class Sessions:
         """Remember the worker of the request's session."""
         if entry.request.session:
             session = (entry.request.tenant, entry.request.session)
+            self._worker.pop(session, None)
             self._worker[session] = worker
-            self._worker.move_to_end(session)
             if len(self._worker) > _MAX_SESSIONS:
-                self._worker.popitem(last=False)
+                del self._worker[next(iter(self._worker))]
 
     def rename_worker(self, before: str, now: str) -> None:
         """Replace a worker's name."""
@@ -43,12 +197,7 @@ class Sessions:
 
 
 class DispatchPass:
-    """One pass over the queue: a worker for each request in its turn.
-
-    A request without a free worker reserves every worker that it could use: no later request gets one of these.
-    A worker that failed a request does not get it again while another worker of its model is up; an overdue request
-    takes any free worker. ``open`` lists the workers with free slots that are not reserved.
-    """
+    """One pass over the queue: a request without a free worker reserves each that it could use, before later ones."""
 
     def __init__(
         self, up: list[Worker], sessions: Sessions, affinity: float, now_s: float, waiting: Mapping[str, int]
@@ -58,20 +207,14 @@ class DispatchPass:
         self._free = {worker.name: free for worker in up if (free := worker.free_slots(now_s)) > 0}
         self.open = [worker for worker in up if worker.name in self._free]
         self._serving: dict[str, list[Worker]] = {}
-        self._mean_tokens_per_s = 0.0
 
     def __contains__(self, model: object) -> bool:
         """Return whether no open worker serves the model: ``Queue.in_order`` skips such models."""
         return not any(model in worker.state.models for worker in self.open)
 
-    def tokens_per_s(self, worker: Worker) -> float:
-        """Return a worker's output rate, or the mean of the others where none was observed."""
-        if worker.throughput.tokens_per_s:
-            return worker.throughput.tokens_per_s
-        if not self._mean_tokens_per_s:
-            rates = [one.throughput.tokens_per_s for one in self._up if one.throughput.tokens_per_s]
-            self._mean_tokens_per_s = sum(rates) / len(rates) if rates else 1.0
-        return self._mean_tokens_per_s
+    @cached_property
+    def _usual_tokens_per_s(self) -> float:
+        return mean_tokens_per_s(self._up) or 1.0
 
     def usable(self, entry: Entry) -> list[Worker]:
         """Return the workers that may run the request, free or not."""
@@ -81,10 +224,7 @@ class DispatchPass:
         return without_avoided(entry, self._serving[model])
 
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
-        """Return the worker with the least backlog in seconds, less what its prefix cache saves of the prompt.
-
-        ``only`` names the one worker that may be chosen ("" any); ``together`` requests should find free slots there.
-        """
+        """Return the worker with the least backlog in seconds less what its prefix cache saves; ``only`` "" is any."""
         usable = self.usable(entry)
         candidates = [worker for worker in usable if self._admits(worker, entry, only, together)]
         if not candidates:
@@ -92,7 +232,8 @@ class DispatchPass:
             return None
         if len(candidates) == 1:
             return candidates[0]
-        done_s = {one.name: (one.work + entry.work) / self.tokens_per_s(one) for one in candidates}
+        rates = {one.name: one.throughput.tokens_per_s or self._usual_tokens_per_s for one in candidates}
+        done_s = {one.name: (one.work + entry.work) / rates[one.name] for one in candidates}
         best = min(candidates, key=lambda one: (done_s[one.name], len(one.active), one.name))
         last, q = self._sessions.worker_of(entry), entry.request
         if not self._affinity or not (last or q.prefix.keys):
@@ -100,7 +241,7 @@ class DispatchPass:
 
         def saved_s(worker: Worker) -> float:
             tokens = q.prompt_tokens if worker.name == last else worker.prefix_cache.cached_tokens(q.prefix)
-            return self._affinity * tokens * worker.prefill_s(self.tokens_per_s(worker)) if tokens else 0.0
+            return self._affinity * tokens * worker.prefill_s(rates[worker.name]) if tokens else 0.0
 
         balanced = (done_s[best.name] - saved_s(best), -1, "", best)  # -1: balance wins ties
         costs = [(done_s[one.name] - saved_s(one), len(one.active), one.name, one) for one in candidates]
@@ -134,15 +275,10 @@ class Dispatcher:
         self, queue: Queue, service: TenantService, worker_pool: WorkerPool, preemption: Preemption, affinity: float
     ) -> None:
         self._queue, self._service, self._worker_pool, self._preemption = queue, service, worker_pool, preemption
-        self._affinity = affinity
+        self.affinity = affinity
         self._sessions = Sessions()
         self._batch_left: Counter[int] = Counter()  # requests of a batch that are not dispatched yet
         self._batch_worker: dict[int, str] = {}
-
-    def configure(self, dispatch: Dispatch) -> None:
-        """Change limits and affinity."""
-        self._affinity = dispatch.affinity
-        self._worker_pool.configure(dispatch)
 
     def rename_workers(self, names: Iterable[tuple[str, str]], entries: Collection[Entry]) -> None:
         """Replace names of workers, (before, now), in everything that is remembered of them."""
@@ -151,22 +287,28 @@ class Dispatcher:
             for batch, worker in self._batch_worker.items():
                 self._batch_worker[batch] = now if worker == before else worker
             for entry in entries:
-                entry.rename_worker(before, now)
+                if before in entry.request.avoid:
+                    entry.request.avoid = entry.request.avoid - {before} | {now}
+                if entry.worker == before and self._worker_pool.of(entry) is None:  # a worker renames those that run
+                    entry.worker = now
 
     def add_batch(self, batch: list[Entry]) -> None:
         """Add requests that leave their bins; the requests of a bin should run at one worker."""
         self._batch_left.update(entry.batch for entry in batch)
 
-    def remove(self, entry: Entry) -> None:
-        """Forget a finished request; its batch does not wait for it."""
+    def leave_batch(self, entry: Entry) -> None:
+        """Note that a request of a batch is dispatched or finished, so that the batch does not wait for it."""
         if entry.batch and entry.admissions == 0:
-            self._leave_batch(entry)
+            self._batch_left[entry.batch] -= 1
+            if self._batch_left[entry.batch] == 0:
+                del self._batch_left[entry.batch]
+                self._batch_worker.pop(entry.batch, None)
 
     def dispatch(self, now_s: float) -> list[tuple[int, str]]:
         """Dispatch requests; return (request, worker) in the order of the queue."""
         if not self._queue:
             return []
-        dispatch_pass = DispatchPass(self._worker_pool.up, self._sessions, self._affinity, now_s, self._queue.waiting)
+        dispatch_pass = DispatchPass(self._worker_pool.up, self._sessions, self.affinity, now_s, self._queue.waiting)
         if not dispatch_pass.open:
             return []
         self._queue.refresh(now_s)
@@ -197,16 +339,10 @@ class Dispatcher:
         q = entry.request
         q.queued_for_s += now_s - q.queued_s
         q.dispatched_s = now_s
-        self._service.charge_dispatch(entry)
+        self._service.charge(entry, 0 if entry.admissions else q.prompt_tokens, entry.predicted)
         if entry.batch and entry.admissions == 0:
             self._batch_worker[entry.batch] = worker.name
-            self._leave_batch(entry)
+            self.leave_batch(entry)
         entry.admissions += 1
         worker.dispatch(entry)
         self._sessions.dispatched(entry, worker.name)
-
-    def _leave_batch(self, entry: Entry) -> None:
-        self._batch_left[entry.batch] -= 1
-        if self._batch_left[entry.batch] == 0:
-            del self._batch_left[entry.batch]
-            self._batch_worker.pop(entry.batch, None)

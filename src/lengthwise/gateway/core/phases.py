@@ -1,34 +1,28 @@
 """Phases at one worker: new requests are prefilled, then all are decoded for N_D iterations (ExeGPT's RRA).
 
-When a phase is finished and requests wait, the next one begins with a prefill: it takes requests in the order of the
-queue until its batch is full or the first of them has streamed a token. No further request is dispatched until this
-phase is finished, too: until each new request has streamed the token that its prefill makes, and every request has
-streamed N_D tokens since the prefill began. An iteration is thus one more token of every request.
+When a phase is finished and requests wait, the next one prefills requests in the order of the queue until its batch is
+full or the first of them has streamed a token. It is finished once each new request has streamed the token of its
+prefill, and every request N_D tokens since the prefill began: an iteration is one more token of every request. Until
+then only requests that have waited ``max_wait_s`` are dispatched.
 
-- An engine takes up a dispatched request some iterations late. These count, so that from one prefill to the next it has
-  N_D iterations, of which one may be shared with the prefill. A new request is level with the others at its first
-  token; at an empty worker it counts as many iterations as the last new requests needed until their first tokens.
-- Tokens of one iteration arrive one after the other, in any order: a token that arrives more than half an iteration
-  after the last iteration began belongs to the next.
-- A chunk of several tokens is as many iterations of its stream. Finished requests are not waited for.
-- No request holds a phase open for ever. Once the fastest stream is past N_D by ``slack`` iterations (two, and two of
-  its chunks) the phase is finished whichever stream stalls. A request without a token in a complete phase (evicted, or
-  not streamed) is not waited for until its next token. A worker without requests is at the end of its phase. A request
-  that has waited ``max_wait_s`` is dispatched within a phase. So every phase ends with a token or a finish of a running
-  request, and the relay ends requests that do not move.
+An engine takes up a dispatched request some iterations late, which count. A new request is level with the others at its
+first token; at an empty worker it counts as many iterations as the last new requests needed. A token that arrives more
+than half an iteration after the last iteration began belongs to the next.
+
+No request holds a phase open for ever: once the fastest stream is past N_D by ``slack`` iterations the phase is
+finished, and a request without a token in a complete phase is not waited for until its next token.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.core.ranking import Entry
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.policy.contracts import BATCHING_ARGUMENTS
-from lengthwise.policy.named_schedulers import resolve
+from lengthwise.policy.families import rra
 
 STEPS, IDLE, STALLED = "steps", "idle", "stalled"
 _PREFILL_STEPS = 2
@@ -37,46 +31,22 @@ _SMOOTHING = 0.25  # weight of the newest value in moving averages
 
 
 class PrefillBatchSize:
-    """The batch size of a prefill: B_E, or with a threshold the size that keeps work even (ExeGPT, section 5.2).
-
-    The same policy (``rra`` of the axis "batching") decides in the simulator; here one engine is one stage.
-    """
+    """The batch size of a prefill by the simulator's policy ``rra``: B_E, or one that keeps work even (ExeGPT, 5.2)."""
 
     def __init__(self, phases: Phases) -> None:
-        text = f"rra(prefill_batch={phases.prefill_batch}, decode_steps={phases.decode_steps}, micro_batches=1"
-        if phases.threshold is not None:
-            prompts = max(1, round(phases.prefill_batch * (phases.mean_prompt_tokens or 0)))
-            decodes = max(1, round(phases.decode_batch or 0))
-            text += f", threshold={phases.threshold!r}, prompt_tokens={prompts}, decode_batch={decodes}"
-        self._policy = policy = resolve("batching", f"{text})")
+        prompts = max(1, round(phases.prefill_batch * (phases.mean_prompt_tokens or 0)))
+        means = {"prompt_tokens": prompts, "decode_batch": max(1, round(phases.decode_batch or 0))}
+        self._policy = policy = rra(phases.prefill_batch, phases.decode_steps, 1, phases.threshold, **means)
         parameters = {f"parameter_{n}": value for n, value in enumerate(policy.all_parameters)}
         self._constants = {**dict.fromkeys(BATCHING_ARGUMENTS, 0), "stages": 1, **parameters}
         self._one_by_one = policy.uses("step_prompts")
 
     def admits(self, taken: int, taken_tokens: int, next_tokens: int, *, waiting: int, decodes: int) -> bool:
-        """Return whether the prefill of ``taken`` requests takes one more.
-
-        ``waiting`` counts the next request, too; ``decodes`` are the requests at the worker before the prefill.
-        """
+        """Return whether a prefill of ``taken`` requests takes another of ``waiting``; ``decodes`` run before it."""
         state = {"decodes": decodes, "num_running": decodes, "waiting": waiting + (not self._one_by_one) * taken}
         prompts = {"step_prompts": taken, "step_tokens": taken_tokens, "next_tokens": next_tokens}
         arguments = self._constants | state | prompts
         return bool(self._policy.function(**{name: arguments[name] for name in self._policy.arguments})[0] > taken)
-
-
-@dataclass(slots=True)
-class _CurrentPhase:
-    """Counts of the running phase; ``finished`` counts former requests that finished before it became ``stable``."""
-
-    started_s: float
-    decodes: int
-    decode_steps: int
-    prefill_batch: int = 0
-    prompt_tokens: int = 0
-    decode_batch: int = 0
-    finished: int = 0
-    overdue: int = 0
-    stable: bool = False
 
 
 class PhaseTracker:
@@ -86,6 +56,7 @@ class PhaseTracker:
         self._worker, self._report = worker, report
         self.phases, self._batch_size = phases, PrefillBatchSize(phases)
         self._next_phases: Phases | None = None
+        self._decode_steps = phases.decode_steps  # of the running phase
         self._prefill_steps = _PREFILL_STEPS
         self._mean_finished = 0.0
         self._step_s = math.nan
@@ -99,8 +70,9 @@ class PhaseTracker:
 
     def clear(self) -> None:
         """Forget all requests and the running phase without a report."""
-        self._current: _CurrentPhase | None = None
-        self._in_prefill = self._finished = False
+        self._current: Phase | None = None
+        self._decodes = self._num_finished = 0  # requests before the prefill; those finished until it is stable
+        self._in_prefill = self._finished = self._is_stable = False
         self._new: set[int] = set()  # requests of this prefill without a token
         self._silent: set[int] = set()  # requests without a token in the last phase, which are not waited for
         self._previous: set[int] = set()  # requests of the last phase that still run
@@ -117,7 +89,7 @@ class PhaseTracker:
         if current is None or self._finished:
             return self._batch_size.admits(0, 0, tokens, waiting=waiting, decodes=self._expected_decodes)
         return self._in_prefill and self._batch_size.admits(
-            current.prefill_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=current.decodes
+            current.prefill_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=self._decodes
         )
 
     def dispatched(self, entry: Entry) -> None:
@@ -151,11 +123,10 @@ class PhaseTracker:
         if steps > self._max_steps:
             if streams:
                 self._update_step_s((now_s - self._step_started_s) / (steps - self._max_steps))
-                current = self._current
                 # All tokens of the former iterations are in, and so are the finishes that they caused.
-                if current is not None and not current.stable and not self._new:
-                    current.stable, current.decode_batch = True, self._num_present
-                    self._mean_finished += _SMOOTHING * (current.finished - self._mean_finished)
+                if self._current is not None and not (self._is_stable or self._new):
+                    self._is_stable, self._current.decode_batch = True, self._num_present
+                    self._mean_finished += _SMOOTHING * (self._num_finished - self._mean_finished)
             self._max_steps, self._step_started_s = steps, now_s
         if is_new and not self._new and self._previous:
             self._prefill_steps = max(1, min(self._max_steps, self._decode_steps))
@@ -167,8 +138,8 @@ class PhaseTracker:
         """Forget a request that left the worker; without requests the phase is finished."""
         if request_id in self._new:
             self._in_prefill = False
-        if self._current is not None and not self._current.stable:
-            self._current.finished += request_id in self._previous
+        if not self._is_stable:
+            self._num_finished += request_id in self._previous
         for ids in (self._new, self._silent, self._previous):
             ids.discard(request_id)
         self._steps.pop(request_id, None)
@@ -186,10 +157,6 @@ class PhaseTracker:
     def _expected_decodes(self) -> int:
         """Requests left at a prefill: as many finish until then as finished during the last ones."""
         return max(0, self._num_present - round(self._mean_finished))
-
-    @property
-    def _decode_steps(self) -> int:
-        return self.phases.decode_steps if self._current is None else self._current.decode_steps
 
     @property
     def _is_complete(self) -> bool:
@@ -225,10 +192,12 @@ class PhaseTracker:
         elif not math.isnan(measured_s):
             self._step_s += _SMOOTHING * (min(measured_s, 1.5 * self._step_s) - self._step_s)
 
-    def _start_phase(self, now_s: float) -> _CurrentPhase:
+    def _start_phase(self, now_s: float) -> Phase:
         if self._current is not None:
             self._report_phase(STEPS if self._is_complete else STALLED, now_s)
-        current = self._current = _CurrentPhase(now_s, self._expected_decodes, self.phases.decode_steps)
+        current = self._current = Phase(self._worker(), "", now_s)
+        self._decodes, self._decode_steps = self._expected_decodes, self.phases.decode_steps
+        self._num_finished, self._is_stable = 0, False
         last_token_s, self._last_token_s = self._last_token_s, {}
         self._silent |= self._new | (self._steps.keys() - last_token_s.keys())
         self._previous = set(last_token_s)
@@ -241,7 +210,8 @@ class PhaseTracker:
     def _report_phase(self, cause: str, now_s: float) -> None:
         current = self._current
         assert current is not None
-        steps = self._min_steps if cause == STEPS else self._max_steps
-        times_s = (current.started_s, max(current.started_s, now_s))
-        sizes = (current.prefill_batch, current.prompt_tokens, current.decode_batch or self._num_present)
-        self._report(Phase(self._worker(), cause, *times_s, *sizes, steps, self._num_present, current.overdue))
+        current.worker, current.cause, current.finished_s = self._worker(), cause, max(current.started_s, now_s)
+        current.decode_batch = current.decode_batch or self._num_present
+        current.decode_steps = self._min_steps if cause == STEPS else self._max_steps
+        current.left_batch = self._num_present
+        self._report(current)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heapreplace
 from itertools import accumulate, islice
 
@@ -26,10 +26,8 @@ _TOTAL_GAIN_FACTOR = 3.0
 def expected_remaining(entry: Entry) -> float:
     """Return the predicted tokens still to come, also of a request that has passed its prediction.
 
-    Within a window ``remaining`` is counted down from the prediction at its beginning, to 1 where that is passed: a
-    stream that goes on beyond it is not about to end. From half of the prediction on, the posterior mean given the
-    tokens so far is used, computed once per prediction. Where only a number is known, a request that has passed it is
-    expected to grow by half (as beyond all quantiles of a distribution).
+    From half of the prediction on it is the posterior mean given the tokens so far, computed once per prediction; where
+    only a number is known, a request that has passed it is expected to grow by half.
     """
     prediction, generated = entry.request.length_prediction, entry.request.generated_tokens
     if entry.remaining > (entry.predicted - prediction.at_tokens) / 2 or not generated:
@@ -46,11 +44,7 @@ def expected_remaining(entry: Entry) -> float:
 
 
 def slot_release_tokens(remaining: Iterable[float]) -> list[float]:
-    """Return when slots become free, in tokens from now, given the expected remaining tokens of the running requests.
-
-    Remaining lengths are taken as independent exponentials with these means, the shortest finishing first: of four
-    with a mean of 100 the first finishes after 25, the second after 58.
-    """
+    """Return when slots become free, in tokens, if remaining lengths are independent exponentials with these means."""
     rates = list(accumulate(1 / tokens for tokens in sorted(remaining, reverse=True)))
     return list(accumulate(1 / rate for rate in reversed(rates)))
 
@@ -60,8 +54,7 @@ def saved_tokens(
 ) -> float:
     """Return the tokens by which waiting requests start sooner, less the wait of the victim for another slot.
 
-    ``remaining`` are the expected remaining tokens of the other running requests; ``waiting`` are keys and expected
-    remaining tokens in order. The victim goes behind the waiting requests whose keys are at most its own.
+    ``waiting`` are keys and expected remaining tokens in order, ``remaining`` those of the other running requests.
     """
 
     def sum_of_starts(free: list[float], lengths: Iterable[float]) -> float:
@@ -78,26 +71,17 @@ def saved_tokens(
     return before - sum_of_starts([0.0, *slot_release_tokens(remaining)], [*lengths[:at], victim, *lengths[at:]])
 
 
-class PreemptionPass:
-    """One pass over waiting requests: each has a slot coming, takes a running one's, or goes on waiting.
+Candidates = list[tuple[float, Entry]]  # key and request, the greatest key first
 
-    A request that goes on waiting reserves every worker that it could use, as in ``DispatchPass``: a slot that became
-    free there would be its own, so none is made there for later requests. Requests of other models go on.
-    ``candidates`` are (key, request) of preemptible requests, worst first; ``gain`` is the victim policy, in tokens.
-    """
+
+class PreemptionPass:
+    """One pass over waiting requests: one without a slot or a victim reserves every worker that it could use."""
 
     def __init__(
-        self,
-        now_s: float,
-        queue: Queue,
-        workers: Collection[Worker],
-        candidates: list[tuple[float, Entry]],
-        ranker: Ranker,
-        gain: Callable[..., float],
-        precedes: Callable[[Entry, Entry], bool],
+        self, now_s: float, queue: Queue, workers: Collection[Worker], candidates: Candidates, preemption: Preemption
     ) -> None:
-        self._now_s, self._queue, self._candidates = now_s, queue, candidates
-        self._key, self._gain, self._precedes = ranker.key, gain, precedes
+        self._now_s, self._queue, self._candidates, self._preemption = now_s, queue, candidates, preemption
+        self._key = preemption.ranker.key
         self._up = [worker for worker in workers if worker.state.up]
         self._open = {worker.name: worker for worker in self._up}
         self._coming = {worker.name: worker.num_preempting for worker in self._up if worker.num_preempting}
@@ -137,7 +121,7 @@ class PreemptionPass:
             worker = workers.get(running.worker)
             if worker is None or not worker.fits_without(waiting, running):
                 continue
-            if waiting.overdue or self._precedes(waiting, running):
+            if waiting.overdue or self._preemption.precedes(waiting, running):
                 if self._is_improvement(waiting, key, running, worker):
                     del self._candidates[at]
                     return running, worker
@@ -154,7 +138,7 @@ class PreemptionPass:
         waited_s = waiting.request.queued_for_s + self._now_s - waiting.request.queued_s
         lengths = (waiting.remaining, running.remaining, q.generated_tokens)
         load = (recompute, num_running, queued)
-        if not self._gain(waiting_key, key, *lengths, *load, waited_s, q.preemptions) > 0:
+        if not self._preemption.gain(waiting_key, key, *lengths, *load, waited_s, q.preemptions) > 0:
             return False
         saved = math.inf if waiting.overdue else self._saved_tokens(waiting.request.model, running, key)
         return saved > recompute * (num_running + queued)
@@ -216,17 +200,13 @@ class TokenBucket:
 class Preemption:
     """Decides preemptions. A request is not preempted where its answer would change, too often, or once overdue.
 
-    A preemption must pay for itself (``saved_tokens``): the first waiting request's gain (or a third of the gain of
-    all), against the slots that become free anyway, less the victim's wait, exceeds the recomputation over the whole
-    batch (``PreemptionCost``); and the victim policy agrees. For an overdue request the policy alone decides.
-
-    A preempted request that is dispatched again is protected for a window, and only strictly better keys preempt:
-    requests with equal keys never alternate. A request that proves nonpreemptible where it runs (``dropped``) is not
-    tried again until it is dispatched again, and blocks no other preemption.
+    A preemption must pay for itself: the first waiting request's gain (or a third of the gain of all) exceeds the
+    recomputation over the whole batch, and the victim policy agrees. For an overdue request the policy alone decides. A
+    request dispatched again is protected for a window, and only strictly better keys preempt.
     """
 
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:
-        self._ranker, self._service = ranker, service
+        self.ranker, self._service = ranker, service
         self._on_demand, self._windows = order.mode == "isrtf", order.mode == "windowed"
         self._bucket = TokenBucket(order.cuts_per_s)
         self._closed_windows: dict[int, Entry] = {}
@@ -238,13 +218,13 @@ class Preemption:
         """Apply another order of the same mode."""
         self._bucket.configure(now_s, order.cuts_per_s)
         self._order = order
-        self._gain = interpreted(resolve("preemption", order.preemption))
+        self.gain = interpreted(resolve("preemption", order.preemption))
         self.request_pass()
 
     def dispatched(self, now_s: float, entry: Entry) -> None:
         """Start a new window for a dispatched request."""
         if self._on_demand or self._windows:
-            self._ranker.update(now_s, entry)
+            self.ranker.update(now_s, entry)
         entry.window_end = entry.request.generated_tokens + self._order.window_tokens
         entry.protected_until = entry.window_end if entry.admissions > 1 else 0
         entry.nonpreemptible = False
@@ -287,23 +267,18 @@ class Preemption:
                 self._requested = False
             elif (budget := self._bucket.available(now_s)) >= 1:
                 self._requested, self._compared_s = False, now_s
-                preempted = self._preempt_on_demand(now_s, queue, workers, budget)
-                self._bucket.take(len(preempted))
+                active = [one for worker in workers for one in worker.active.values() if self._is_preemptible(one)]
+                unprotected = [one for one in active if one.request.generated_tokens >= one.protected_until]
+                running = [one for one in unprotected if one.request.preemptions < self._order.max_preemptions]
+                if running:
+                    queue.refresh(now_s)
+                    candidates = self._worst_first(now_s, running)
+                    preempted = PreemptionPass(now_s, queue, workers, candidates, self).run(budget)
+                    self._bucket.take(len(preempted))
         self.count += len(preempted)
         return preempted
 
-    def _preempt_on_demand(self, now_s: float, queue: Queue, workers: Collection[Worker], budget: int) -> list[Entry]:
-        active = (one for worker in workers for one in worker.active.values() if self._is_preemptible(one))
-        most = self._order.max_preemptions
-        unprotected = (one for one in active if one.request.generated_tokens >= one.protected_until)
-        running = [one for one in unprotected if one.request.preemptions < most]
-        if not running:
-            return []
-        queue.refresh(now_s)
-        policy = (self._worst_first(now_s, running), self._ranker, self._gain, self._precedes)
-        return PreemptionPass(now_s, queue, workers, *policy).run(budget)
-
-    def _precedes(self, waiting: Entry, running: Entry) -> bool:
+    def precedes(self, waiting: Entry, running: Entry) -> bool:
         """Return whether the running request is of no better class or tenant."""
         w, r = waiting.request, running.request
         if w.priority != r.priority or self._order.fairness == "none" or w.tenant == r.tenant:
@@ -338,9 +313,9 @@ class Preemption:
             worker_of[one.request.id].preempt(now_s, one)
         return preempted
 
-    def _worst_first(self, now_s: float, running: list[Entry]) -> list[tuple[float, Entry]]:
+    def _worst_first(self, now_s: float, running: list[Entry]) -> Candidates:
         """Return (key, request), the greatest key first; among equal keys the latest arrival."""
-        keyed = zip(self._ranker.running_keys(now_s, running), running, strict=True)
+        keyed = zip(self.ranker.running_keys(now_s, running), running, strict=True)
         return sorted(keyed, key=lambda one: (one[0], one[1].request.arrival_s, one[1].request.id))[::-1]
 
     @staticmethod

@@ -3,15 +3,9 @@
 Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; then priority classes; then, with
 fairness, the tenant with the least service; then the rank's key; then arrival; then id.
 
-The bound. Let request w have waited ``max_wait_s`` (all its stays in the queue together) at time t. Every decision
-from t on begins with ``promote``, so w is among the overdue requests, which ``Queue.in_order`` yields first, by
-arrival. A request v that is not overdue comes after w, and ``DispatchPass`` gives no worker that w could use to a
-request after w while w waits. So from t on v is dispatched to no worker that w could use: only requests that are
-overdue themselves and arrived before w precede w. These are finitely many. Overdue requests are not preempted
-(``Preemption``), so each of them is dispatched once, unless its worker fails or reports a full queue. Each finish at a
-worker of w's model makes room, which goes to the first of them. Hence w waits at most ``max_wait_s`` plus the time in
-which these workers finish as many requests as precede w among the overdue, plus those in flight above their limits.
-The bound holds across priority classes and tenants, whatever is predicted: a class outside the bound could starve.
+The bound: once a request is overdue, ``DispatchPass`` gives no worker that it could use to a later one, so only overdue
+requests that arrived before precede it, none of which is preempted. Hence it waits at most ``max_wait_s`` plus the time
+in which the workers of its model finish these, and those in flight above their limits, whatever is predicted.
 """
 
 from __future__ import annotations
@@ -87,12 +81,11 @@ class Backlog:
         self.waiting: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, float] = defaultdict(float)
 
-    def max_waiting_s(self, now_s: float) -> float:
-        """Return the longest total wait of a request; 0 where there is none."""
-        return max((one.request.queued_for_s + now_s - one.request.queued_s for one in self), default=0.0)
-
-    def __iter__(self) -> Iterator[Entry]:
-        raise NotImplementedError
+    def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:
+        """Store a new prediction."""
+        self._count(entry, -1)
+        entry.set_prediction(length_prediction)
+        self._count(entry, 1)
 
     def _count(self, entry: Entry, sign: int) -> None:
         model = entry.request.model
@@ -104,11 +97,7 @@ class Backlog:
 
 
 class Queue(Backlog):
-    """Waiting requests in order.
-
-    Adding and removing take O(log n) comparisons; keys that change with time are recomputed all at once by one
-    compiled loop, never inside a comparison.
-    """
+    """Waiting requests in order; adding and removing take O(log n) comparisons."""
 
     def __init__(
         self, ranker: Ranker, service: TenantService, *, max_wait_s: float = math.inf, fair: bool = False
@@ -128,7 +117,7 @@ class Queue(Backlog):
     def configure(self, now_s: float, *, max_wait_s: float, fair: bool) -> None:
         """Change the bound and fairness; sort all waiting requests again."""
         self._max_wait_s, self._fair = max_wait_s, fair
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()  # when requests become overdue
         self._lanes: dict[Lane, list[Item]] = {}
         self._overdue: list[tuple[float, int, Entry]] = []
         for entry in self:
@@ -148,31 +137,25 @@ class Queue(Backlog):
     def remove(self, entry: Entry) -> None:
         """Remove a request that is dispatched or finished."""
         self._delete(entry)
-        self._deadlines.discard(entry.request.id)
+        self.deadlines.discard(entry.request.id)
         del self._entries[entry.request.id]
         self._count(entry, -1)
         self._service.stop_waiting(entry.request.tenant)
 
-    def set_prediction(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
+    def rank_again(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
         """Store a new prediction of a waiting request and move it to its new place."""
         self._delete(entry)
-        self._count(entry, -1)
-        entry.set_prediction(length_prediction)
-        self._count(entry, 1)
+        self.set_prediction(entry, length_prediction)
         self._ranker.update(now_s, entry)
         self._insert(entry)
 
     def promote(self, now_s: float) -> None:
         """Move requests that have waited ``max_wait_s`` by now before all others."""
-        for request_id in self._deadlines.pop_due(now_s):
+        for request_id in self.deadlines.pop_due(now_s):
             entry = self._entries[request_id]
             self._delete(entry)
             entry.overdue = True
             self._insert(entry)
-
-    def deadline_s(self) -> float:
-        """Return the time at which the next request becomes overdue; inf none."""
-        return self._deadlines.next_s()
 
     def refresh(self, now_s: float) -> None:
         """Recompute keys that change with time, at most once an epoch."""
@@ -191,10 +174,7 @@ class Queue(Backlog):
         return entry.overdue or self._lanes[self._lane(entry)][0][3] == entry.row
 
     def in_order(self, closed: Container[str] = ()) -> Iterator[Entry]:
-        """Yield requests in order, without those whose model is in ``closed`` when their turn comes.
-
-        No request may be added or removed meanwhile; the service of tenants may grow.
-        """
+        """Yield requests, unless their models are in ``closed`` then; none may be added or removed meanwhile."""
         for _, _, entry in self._overdue:
             if entry.request.model not in closed:
                 yield entry
@@ -228,7 +208,7 @@ class Queue(Backlog):
         deadline_s = q.queued_s + (self._max_wait_s - q.queued_for_s)
         entry.overdue = deadline_s <= now_s
         if not entry.overdue:
-            self._deadlines.set(q.id, deadline_s)
+            self.deadlines.set(q.id, deadline_s)
         self._insert(entry)
 
     def _insert(self, entry: Entry) -> None:
@@ -279,7 +259,7 @@ class Bins(Backlog):
         self._num_predictions, self._edges = 0, list[float]()
         self._contents: dict[Bin, dict[int, Entry]] = {}
         self._bin_of: dict[int, Bin] = {}
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()  # when bins leave
         self.batches = 0
 
     def __len__(self) -> int:
@@ -300,7 +280,7 @@ class Bins(Backlog):
         contents = self._contents.setdefault(place, {})
         contents[q.id] = entry
         self._bin_of[q.id] = place
-        self._deadlines.set(q.id, now_s + self._wait_s)
+        self.deadlines.set(q.id, now_s + self._wait_s)
         self._count(entry, 1)
         return self._pop_batch(place) if len(contents) >= size else []
 
@@ -310,16 +290,12 @@ class Bins(Backlog):
         if changed and self._edges:
             self._set_edges()
         for entry in self:
-            self._deadlines.set(entry.request.id, entry.request.queued_s + batch_wait_s)
+            self.deadlines.set(entry.request.id, entry.request.queued_s + batch_wait_s)
 
     def pop_due(self, now_s: float) -> list[Entry]:
         """Remove and return the requests of bins that have waited long enough, bin after bin."""
-        due = self._deadlines.pop_due(now_s)
+        due = self.deadlines.pop_due(now_s)
         return [entry for one in due if one in self._bin_of for entry in self._pop_batch(self._bin_of[one])]
-
-    def next_s(self) -> float:
-        """Return when the next bin leaves; inf none."""
-        return self._deadlines.next_s()
 
     def remove(self, entry: Entry) -> None:
         """Remove a request from its bin."""
@@ -327,14 +303,8 @@ class Bins(Backlog):
         del self._contents[place][entry.request.id]
         if not self._contents[place]:
             del self._contents[place]
-        self._deadlines.discard(entry.request.id)
+        self.deadlines.discard(entry.request.id)
         self._count(entry, -1)
-
-    def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:
-        """Store a new prediction; the request stays in its bin."""
-        before = entry.remaining
-        entry.set_prediction(length_prediction)
-        self.tokens[entry.request.model] += entry.remaining - before
 
     def position(self, entry: Entry) -> int:
         """Return how many requests precede it in its bin."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,32 +66,19 @@ class Entry:
         self.remaining = remaining = max(1.0, self.predicted - generated)
         self.work, self.kv_tokens = remaining + PREFILL_WEIGHT * context, context + remaining
 
-    def rename_worker(self, before: str, now: str) -> None:
-        """Replace a worker's name; the worker itself renames the requests that run there."""
-        q = self.request
-        if before in q.avoid:
-            q.avoid = q.avoid - {before} | {now}
-        if self.worker == before and self.state not in (State.RUNNING, State.PREEMPTING):
-            self.worker = now
-
 
 Integers = npt.NDArray[np.int64]
-_FLOAT_COLUMNS = (
-    "arrival_s", "predicted_tokens", "remaining_tokens", "index_tokens", "queued_for_s", "queued_s", "key",
-)  # fmt: skip
-_INTEGER_COLUMNS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id", "tenant")
-_FLOAT = {name: row for row, name in enumerate(_FLOAT_COLUMNS)}
-_INTEGER = {name: row for row, name in enumerate(_INTEGER_COLUMNS)}
-_KEY = _FLOAT["key"]
+_FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "index_tokens", "queued_for_s", "queued_s", "key")
+_INTEGERS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id", "tenant")
+_COLUMNS = np.dtype([(name, np.float64) for name in _FLOATS] + [(name, np.int64) for name in _INTEGERS])
 _MIN_ROWS = 64
 
 
 class TenantService:
     """Service of tenants in weighted tokens (virtual token counter, Sheng et al. 2024).
 
-    A tenant is charged for the prompt and twice the predicted output at dispatch, and corrected to the generated
-    tokens when the request returns or finishes. A tenant that starts to wait is lifted to the least counter of the
-    waiting tenants, so that absence earns no credit.
+    A tenant is charged for the prompt and twice the predicted output at dispatch, corrected to the generated tokens
+    later. A tenant that starts to wait is lifted to the least counter of the waiting ones: absence earns no credit.
     """
 
     def __init__(self) -> None:
@@ -119,27 +105,15 @@ class TenantService:
             del self._waiting[tenant]
             self._level = self.of(tenant)
 
-    def charge_dispatch(self, entry: Entry) -> None:
-        """Charge the tenant for the prompt (once) and the predicted output."""
-        prompt_tokens = entry.request.prompt_tokens if entry.admissions == 0 else 0
-        self._charge(entry, prompt_tokens, entry.predicted)
-
-    def correct(self, entry: Entry) -> None:
-        """Replace the charge for the prediction by the generated tokens."""
-        self._charge(entry, 0, float(entry.request.generated_tokens))
-
-    def _charge(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
-        tenant = entry.request.tenant
+    def charge(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
+        """Charge the tenant for the prompt, and for the output in place of the former charge for it."""
         more = SERVICE_OUTPUT_WEIGHT * (output_tokens - entry.charged)
-        self._served[tenant] = self.of(tenant) + prompt_tokens + more
+        self._served[entry.request.tenant] = self.of(entry.request.tenant) + prompt_tokens + more
         entry.charged = output_tokens
 
 
 class Ranker:
-    """A rank policy with the columns of all live requests; NaN from a user's policy counts as the last place.
-
-    The columns grow by doubling; rows of finished requests are reused.
-    """
+    """A rank policy with the columns of all live requests; NaN from a user's policy counts as the last place."""
 
     def __init__(self, rank: Policy, service: TenantService) -> None:
         self.rank, self._service = rank, service
@@ -147,16 +121,16 @@ class Ranker:
         self._key_of = key_of(rank)
         self._arguments = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
         self._uses_index, self._uses_service = rank.uses("index_tokens"), rank.uses("service_tokens")
-        self._floats = np.zeros((len(_FLOAT_COLUMNS), _MIN_ROWS))
-        self._integers = np.zeros((len(_INTEGER_COLUMNS), _MIN_ROWS), np.int64)
+        self._columns = np.zeros(_MIN_ROWS, _COLUMNS)
+        self._keys = self._columns["key"]
         self._free = list(range(_MIN_ROWS))[::-1]
 
     def add(self, entry: Entry) -> None:
         """Give the request a row."""
         if not self._free:
             rows = len(self._entries)
-            self._floats = np.concatenate([self._floats, np.zeros_like(self._floats)], axis=1)
-            self._integers = np.concatenate([self._integers, np.zeros_like(self._integers)], axis=1)
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
+            self._keys = self._columns["key"]
             self._free = list(range(rows, 2 * rows))[::-1]
             self._entries += [None] * rows
         entry.row = self._free.pop()
@@ -176,37 +150,40 @@ class Ranker:
 
     def update(self, now_s: float, entry: Entry) -> float:
         """Compute a request's key; store it with every column that ranks take."""
-        q = entry.request
-        index = self._index(entry)
+        q, index = entry.request, entry.remaining
+        if self._uses_index and q.length_prediction.quantiles is not None:
+            from lengthwise.predict import LEVELS, LengthDistribution
+
+            posterior = LengthDistribution(np.asarray(q.length_prediction.quantiles)[None, :], LEVELS)
+            index = float(posterior.gittins(q.generated_tokens)[0])  # else the remaining tokens rank
         waited_s = q.queued_for_s + (now_s - q.queued_s) if entry.state is State.WAITING else q.queued_for_s
         lengths = (q.prompt_tokens, q.generated_tokens, entry.predicted, entry.remaining, index)
         past = (entry.admissions - 1, q.preemptions)
         service = self._service.of(q.tenant)
         key = self._key_of(now_s, q.arrival_s, *lengths, waited_s, q.priority, *past, service, entry.batch)
         key = math.inf if math.isnan(key) else key
-        self._floats[:, entry.row] = (q.arrival_s, *lengths[2:], q.queued_for_s, q.queued_s, key)
-        self._integers[:, entry.row] = (*lengths[:2], q.priority, *past, entry.batch, q.id, q.tenant)
+        floats = (q.arrival_s, *lengths[2:], q.queued_for_s, q.queued_s, key)
+        self._columns[entry.row] = (*floats, *lengths[:2], q.priority, *past, entry.batch, q.id, q.tenant)
         return key
 
     def key(self, entry: Entry) -> float:
         """Return the stored key."""
-        return self._floats.item(_KEY, entry.row)
+        return self._keys.item(entry.row)
 
     def running_keys(self, now_s: float, running: Sequence[Entry]) -> list[float]:
         """Return the keys of requests at workers; keys that do not change with time come from the store."""
         if self.rank.every_step or self._uses_service:
             rows = np.fromiter((entry.row for entry in running), np.int64, len(running))
-            computed: list[float] = self.keys(now_s, rows, waiting=False).tolist()
-            return computed
+            return list(self.keys(now_s, rows, waiting=False).tolist())
         return [self.key(one) for one in running]
 
     def keys(self, now_s: float, rows: Integers, *, waiting: bool) -> Floats:
         """Return the keys [n] of rows that are all waiting or all at workers."""
-        columns = {name: self._column(name, rows) for name in self._arguments}
+        columns = {name: self._columns[name][rows] for name in self._arguments}
         if waiting and "queued_for_s" in columns:
-            columns["queued_for_s"] = columns["queued_for_s"] + (now_s - self._column("queued_s", rows))
+            columns["queued_for_s"] = columns["queued_for_s"] + (now_s - self._columns["queued_s"][rows])
         if self._uses_service:
-            tenants, inverse = np.unique(self._column("tenant", rows), return_inverse=True)
+            tenants, inverse = np.unique(self._columns["tenant"][rows], return_inverse=True)
             columns["service_tokens"] = np.array([self._service.of(one) for one in tenants.tolist()], float)[inverse]
         # A rank without arguments still needs one column that says how many keys there are.
         computed = keys(self.rank, columns or {"arrival_s": np.zeros(len(rows))}, now_s)
@@ -215,25 +192,11 @@ class Ranker:
 
     def sort(self, rows: Integers, keys: Floats) -> list[tuple[float, float, int, int]]:
         """Store the keys; return (key, arrival, id, row) in this order."""
-        self._floats[_KEY, rows] = keys
-        arrival_s, ids = self._column("arrival_s", rows), self._column("id", rows)
+        self._keys[rows] = keys
+        arrival_s, ids = self._columns["arrival_s"][rows], self._columns["id"][rows]
         order = np.argsort(keys)
         ranked = keys[order]
         if (ranked[1:] == ranked[:-1]).any():
             order = np.lexsort((ids, arrival_s, keys))
         columns = (keys[order], arrival_s[order], ids[order], rows[order])
         return list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def _column(self, name: str, rows: Integers) -> npt.NDArray[Any]:
-        row = _FLOAT.get(name)
-        return np.take(self._integers[_INTEGER[name]] if row is None else self._floats[row], rows)
-
-    def _index(self, entry: Entry) -> float:
-        """Return the Gittins index, or the remaining tokens where no distribution is known or wanted."""
-        quantiles = entry.request.length_prediction.quantiles
-        if not self._uses_index or quantiles is None:
-            return entry.remaining
-        from lengthwise.predict import LEVELS, LengthDistribution
-
-        posterior = LengthDistribution(np.asarray(quantiles)[None, :], LEVELS)
-        return float(posterior.gittins(entry.request.generated_tokens)[0])

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.dispatch import Dispatcher
+from lengthwise.gateway.core.dispatch import Dispatcher, WorkerPool, waiting_tokens
 from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Bins, Deadlines, Queue
 from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
-from lengthwise.gateway.core.worker_pool import WorkerPool, waiting_tokens
-from lengthwise.gateway.request import DRAINING, LengthPrediction, Rejection, Request
+from lengthwise.gateway.core.worker import mean_tokens_per_s
+from lengthwise.gateway.request import LengthPrediction, Rejection, Request
 from lengthwise.gateway.scheduling import PASSTHROUGH_MODES, Decisions, Statistics, WorkerState
 from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError
@@ -30,74 +30,18 @@ _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
 
 
 def check_change(before: Order, after: Order) -> None:
-    """Raise InputError where a running scheduler cannot take the order: mode and rank decide on columns and hints.
-
-    Engines with the plug-in also got the window.
-    """
+    """Raise InputError where a running scheduler, or the plug-in of its engines, cannot take the order."""
     for name in ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else []):
         if getattr(before, name) != getattr(after, name):
             raise InputError(f"order.{name} cannot change while the gateway runs; restart it with the new file")
     resolve("preemption", after.preemption)
 
 
-class Expiry:
-    """Deadlines of clients, and the time limit of requests whose model has no worker."""
-
-    def __init__(self, no_engine_s: float, worker_pool: WorkerPool, queue: Queue, bins: Bins) -> None:
-        self._no_engine_s, self._worker_pool, self._queue, self._bins = no_engine_s, worker_pool, queue, bins
-        self._deadlines = Deadlines()
-        self._search_s = math.inf
-
-    def configure(self, no_engine_s: float) -> None:
-        """Change the time limit without a worker, of queued requests, too."""
-        self._no_engine_s, self._search_s = no_engine_s, -math.inf
-
-    def add(self, request: Request) -> None:
-        """Watch a request that starts to wait; a streamed one that has begun has no deadline any more."""
-        streaming = request.generated_tokens and not request.buffered
-        self._deadlines.set(request.id, math.inf if streaming else request.deadline_s)
-        if not self._worker_pool.serves(request.model):
-            self._search_s = -math.inf
-
-    def discard(self, request_id: int) -> None:
-        """Forget a finished request."""
-        self._deadlines.discard(request_id)
-
-    def workers_changed(self) -> None:
-        """Search again: models may have lost their last worker, or got one."""
-        self._search_s = -math.inf if self._queue or self._bins else math.inf
-
-    def next_s(self) -> float:
-        """Return when the next request may expire."""
-        return min(self._deadlines.next_s(), self._search_s)
-
-    def pop_expired(self, now_s: float, entries: dict[int, Entry]) -> list[tuple[int, Rejection]]:
-        """Return the requests that expire now, with the reason; requests at a worker do not."""
-        late = [entries[one] for one in self._deadlines.pop_due(now_s)]
-        expired = {entry.request.id: _DEADLINE for entry in late if entry.state in _QUEUED}
-        if now_s >= self._search_s:
-            self._search_s = math.inf
-            pool, limit_s = self._worker_pool, self._no_engine_s
-            all_served = all(map(pool.serves, self._queue.waiting))
-            queued = (*(() if all_served else self._queue), *self._bins)
-            for entry in (one for one in queued if not pool.serves(one.request.model)):
-                model = entry.request.model
-                expires_s = max(entry.request.queued_s, pool.unserved_since_s(model)) + limit_s
-                if expires_s <= now_s:
-                    message = f"No engine has served the model {model!r} for {limit_s:g} s."
-                    rejection = Rejection(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
-                    expired.setdefault(entry.request.id, rejection)
-                else:
-                    self._search_s = min(self._search_s, max(expires_s, now_s + _EXPIRY_INTERVAL_S))
-        return list(expired.items())
-
-
 class Scheduler:
-    """Orders requests, dispatches them to workers, and preempts.
+    """Orders requests, dispatches them to workers, and preempts; the same events at the same times decide the same.
 
-    Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. Each event takes O(log n)
-    comparisons of waiting requests; ``schedule`` without anything to do takes O(1). The same events at the same times
-    give the same decisions. ``observe`` acts as mode "observe": dispatch at once, up to a worker's fixed limit.
+    Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. An event takes O(log n)
+    comparisons of waiting requests. ``observe`` acts as mode "observe": dispatch at once, up to a worker's fixed limit.
     """
 
     def __init__(self, order: Order, admission: Admission, dispatch: Dispatch, *, observe: bool = False) -> None:
@@ -112,38 +56,34 @@ class Scheduler:
         self.bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
         self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)
-        self._expiry = Expiry(admission.no_engine_s, self.worker_pool, self.queue, self.bins)
+        self._deadlines = Deadlines()  # of clients
+        self._search_s = math.inf  # time of the next search for requests without an engine
         self.entries: dict[int, Entry] = {}
-        self._draining = self._changed = False
+        self._changed = False
         self._wake_s = math.inf
         if rank.every_step or order.mode in ("isrtf", "windowed"):
             self._ranker.keys(0.0, np.zeros(0, np.int64), waiting=True)  # compile now, not while requests wait
 
     def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None:
-        """Apply other settings, to queued requests, too; no request is refused, moved or preempted by that alone.
-
-        Raises InputError, with nothing changed, where the order has another mode or rank, or cannot be used.
-        """
+        """Apply other settings, also to queued requests; raise InputError, with nothing changed, if it cannot."""
         check_change(self.order, order)
         self.order, self.admission = order, admission
         self.queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
         self.preemption.configure(now_s, order)
         self.bins.configure(order.bins, min(order.batch_wait_s, order.max_wait_s))
-        self.dispatcher.configure(dispatch)
-        self._expiry.configure(admission.no_engine_s)
+        self.dispatcher.affinity = dispatch.affinity
+        self.worker_pool.configure(dispatch)
+        self._search_s = -math.inf
         self._changed = True
-
-    # -- requests --------------------------------------------------------------------------
 
     def offer(self, now_s: float, request: Request) -> Rejection | None:
         """Queue a request, or return why it is rejected."""
-        rejection = self._rejection(now_s, request)
-        if rejection is not None:
+        if (rejection := self._rejection(now_s, request)) is not None:
             return rejection
         entry = self.entries[request.id] = Entry(request)
         entry.set_prediction(request.length_prediction)
         self._ranker.add(entry)
-        self._expiry.add(request)
+        self._watch(request)
         if self._binned:
             self._leave_bin(now_s, self.bins.add(now_s, entry, self.worker_pool.batch_size(request.model)))
         else:
@@ -158,7 +98,7 @@ class Scheduler:
             return
         worker = self.worker_pool.of(entry)
         if entry.state is State.WAITING:
-            self.queue.set_prediction(now_s, entry, length_prediction)
+            self.queue.rank_again(now_s, entry, length_prediction)
             self._changed = True
         elif entry.state is State.BINNED:
             self.bins.set_prediction(entry, length_prediction)
@@ -168,7 +108,7 @@ class Scheduler:
             worker.set_prediction(entry, length_prediction)
             self._ranker.update(now_s, entry)
         if self.preemption.request_pass():
-            self._wake_for_preemption(now_s)
+            self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))
 
     def on_progress(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
         """Apply the total of a running request's generated tokens."""
@@ -182,7 +122,7 @@ class Scheduler:
             self._changed |= worker.on_progress(now_s, entry, more)
             if self.preemption.on_progress(entry):
                 self._ranker.update(now_s, entry)
-                self._wake_for_preemption(now_s)
+                self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))
 
     def mark_nonpreemptible(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
         """Drop a preemption of a request that cannot be resumed elsewhere, and make no other one there."""
@@ -200,14 +140,15 @@ class Scheduler:
         if worker is not None:
             if entry.state is State.PREEMPTING:
                 q.preemptions += 1
-                worker.preempted(now_s, entry)
+                # Its slot was idle since the decision, or its last token after that; max(a, NaN) is a.
+                worker.cost.add_return(now_s - max(entry.preempted_s, entry.last_token_s))
             worker.remove(entry)
         q.generated_tokens = generated_tokens
         entry.update_remaining()
-        self.service.correct(entry)
+        self.service.charge(entry, 0, float(generated_tokens))
         if avoid:
             q.avoid |= {avoid}
-        self._expiry.add(q)
+        self._watch(q)
         self._wait(now_s, entry)
         self._changed = True
 
@@ -228,37 +169,28 @@ class Scheduler:
         elif entry.state is State.BINNED:
             self.bins.remove(entry)
         else:
-            worker = self.worker_pool.of(entry)
-            if worker is not None:
+            if (worker := self.worker_pool.of(entry)) is not None:
                 worker.remove(entry)
-            self.service.correct(entry)
-        self.dispatcher.remove(entry)
-        self._expiry.discard(id)
+            self.service.charge(entry, 0, float(entry.request.generated_tokens))
+        self.dispatcher.leave_batch(entry)
+        self._deadlines.discard(id)
         self._ranker.remove(entry)
         self._changed = True
 
-    # -- workers ---------------------------------------------------------------------------
-
     def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
         """Replace the set of workers; return the requests that lost their worker (to be returned, or left)."""
-        lost = self.worker_pool.update(now_s, states)
-        self.dispatcher.rename_workers(self.worker_pool.pop_renamed(), self.entries.values())
-        self._expiry.workers_changed()
+        lost, renamed = self.worker_pool.update(now_s, states)
+        self.dispatcher.rename_workers(renamed, self.entries.values())
+        self._search_s = -math.inf  # models may have lost their last worker, or got one
         self.preemption.request_pass()
         self._changed = True
         return tuple(entry.request.id for entry in lost)
-
-    def drain(self) -> None:
-        """Reject all further requests."""
-        self._draining = True
-
-    # -- decisions -------------------------------------------------------------------------
 
     def schedule(self, now_s: float) -> Decisions:
         """Return what is to be done now; the scheduler takes it as done."""
         if not self._changed and now_s < self._wake_s:
             return _NO_DECISIONS
-        expired = self._expiry.pop_expired(now_s, self.entries)
+        expired = self._pop_expired(now_s)
         for request_id, _ in expired:
             self.left(now_s, request_id)
         self._changed = False
@@ -267,33 +199,30 @@ class Scheduler:
         self.queue.promote(now_s)
         assign = self.dispatcher.dispatch(now_s)
         preempted = self.preemption.run(now_s, self.queue, list(self.worker_pool))
-        deadline_s = self.queue.deadline_s() if self.worker_pool.up else math.inf
+        deadline_s = self.queue.deadlines.next_s() if self.worker_pool.up else math.inf
         backoff_s = self.worker_pool.backoff_until_s(now_s) if self.queue else math.inf
-        events_s = (self.bins.next_s(), self._expiry.next_s(), self.preemption.next_s(now_s))
-        self._wake_s = min(deadline_s, backoff_s, *events_s)
-        phases = self.worker_pool.pop_finished_phases()
-        if not (expired or preempted or assign or phases):
-            return _NO_DECISIONS
+        expiry_s = min(self._deadlines.next_s(), self._search_s)
+        self._wake_s = min(deadline_s, backoff_s, self.bins.deadlines.next_s(), expiry_s, self.preemption.next_s(now_s))
+        phases = tuple(self.worker_pool.finished_phases)
+        self.worker_pool.finished_phases.clear()
         return Decisions(tuple(expired), tuple(entry.request.id for entry in preempted), tuple(assign), phases)
 
     def next_s(self, now_s: float) -> float:
         """Return when ``schedule`` must be called at the latest without a further event; inf never."""
         return now_s if self._changed else self._wake_s
 
-    # -- for people ------------------------------------------------------------------------
-
     def statistics(self, now_s: float) -> Statistics:
         """Return the scheduler's current numbers."""
         pool, queue, bins = self.worker_pool, self.queue, self.bins
-        queued_tokens = waiting_tokens(queue, bins)
+        queued, queued_tokens = [entry.request for entry in (*queue, *bins)], waiting_tokens(queue, bins)
         tokens = sum(queued_tokens.values()) + sum(worker.tokens for worker in pool)
-        usual = pool.mean_tokens_per_s()
+        usual = mean_tokens_per_s(pool.up)
         rate = sum(worker.throughput.tokens_per_s or usual for worker in pool.up)
         return Statistics(
             waiting=self._num_queued,
             waiting_bytes=queue.bytes + bins.bytes,
             running=sum(len(worker.active) for worker in pool),
-            oldest_wait_s=max(queue.max_waiting_s(now_s), bins.max_waiting_s(now_s)),
+            oldest_wait_s=max((q.queued_for_s + now_s - q.queued_s for q in queued), default=0.0),
             backlog_tokens=tokens,
             backlog_s=tokens / rate if rate else 0.0,
             predicted_wait_s=pool.wait_s(now_s, "", queued_tokens),
@@ -316,7 +245,31 @@ class Scheduler:
         length = _MAX_LENGTH - 1 if math.isnan(tokens) else int(min(max(tokens, 0.0), _MAX_LENGTH - 1.0))
         return max(-_MAX_CLASS, min(_MAX_CLASS, request.priority)) * _MAX_LENGTH + length
 
-    # -- within ----------------------------------------------------------------------------
+    def _watch(self, request: Request) -> None:
+        """Let a request expire in the queue; a streamed one that has begun has no deadline any more."""
+        streaming = request.generated_tokens and not request.buffered
+        self._deadlines.set(request.id, math.inf if streaming else request.deadline_s)
+        if request.model not in self.worker_pool.served_models:
+            self._search_s = -math.inf
+
+    def _pop_expired(self, now_s: float) -> list[tuple[int, Rejection]]:
+        """Return the requests that expire now, with the reason; requests at a worker do not."""
+        late = [self.entries[one] for one in self._deadlines.pop_due(now_s)]
+        expired = {entry.request.id: _DEADLINE for entry in late if entry.state in _QUEUED}
+        if now_s >= self._search_s:
+            self._search_s = math.inf
+            pool, limit_s = self.worker_pool, self.admission.no_engine_s
+            queued = (*(() if self.queue.waiting.keys() <= pool.served_models else self.queue), *self.bins)
+            for entry in (one for one in queued if one.request.model not in pool.served_models):
+                model = entry.request.model
+                expires_s = max(entry.request.queued_s, pool.unserved_since_s.get(model, -math.inf)) + limit_s
+                if expires_s <= now_s:
+                    message = f"No engine has served the model {model!r} for {limit_s:g} s."
+                    rejection = Rejection(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
+                    expired.setdefault(entry.request.id, rejection)
+                else:
+                    self._search_s = min(self._search_s, max(expires_s, now_s + _EXPIRY_INTERVAL_S))
+        return list(expired.items())
 
     @property
     def _num_queued(self) -> int:
@@ -324,8 +277,6 @@ class Scheduler:
 
     def _rejection(self, now_s: float, request: Request) -> Rejection | None:
         model, admission, limit_s = request.model, self.admission, self.admission.max_predicted_wait_s
-        if self._draining:
-            return DRAINING
         if not self.worker_pool.may_serve(model):
             return Rejection(404, "model_not_found", f"No engine serves the model {model!r}.")
         queued_bytes, reason = self.queue.bytes + self.bins.bytes, ""
@@ -350,7 +301,3 @@ class Scheduler:
         self.dispatcher.add_batch(batch)
         for entry in batch:
             self._wait(now_s, entry, entry.request.queued_s)
-
-    def _wake_for_preemption(self, now_s: float) -> None:
-        """Decide when the next comparison is due: until then new tokens change nothing."""
-        self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import takewhile
+
+import numpy as np
 
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import PhaseTracker
@@ -23,9 +25,7 @@ _MAX_BACKOFF_S = 2.0
 class ConcurrencyLimit:
     """An adaptive limit: doubled while nothing is in the way, then up by a sixteenth and down by the engine's queue.
 
-    Signs of overload: requests in the engine's own queue, a KV cache fuller than ``kv_high``, preemptions, a refusal
-    because the engine's queue is full. The limit grows only after signals of a fully used worker that show none of
-    them: an engine without signals keeps the limit that it starts with.
+    It grows only after signals of a fully used worker without a queue, preemptions or a KV cache above ``kv_high``.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -67,10 +67,7 @@ class ConcurrencyLimit:
         self._max_used = in_flight
 
     def refused(self, now_s: float, in_flight: int, retry_after_s: float = 0.0) -> None:
-        """Shrink and back off after the worker reported a full queue, for longer each time in a row.
-
-        ``retry_after_s``, the worker's own request, is honored up to 2 s.
-        """
+        """Shrink and back off after a full queue, at least for the worker's own ``retry_after_s`` (up to 2 s)."""
         self._shrink(float(in_flight))
         backoff_s = _MIN_BACKOFF_S if now_s - self.backoff_until_s > 2 * _MAX_BACKOFF_S else self._backoff_s
         self.backoff_until_s = now_s + max(backoff_s, min(retry_after_s, _MAX_BACKOFF_S))
@@ -107,10 +104,7 @@ class PrefixCache:
         return SIZES[depth - 1] * prefix.block_tokens if depth else 0.0
 
     def insert(self, prefix: PromptPrefix, max_tokens: float | None = None) -> float:
-        """Add a prompt that the worker computes; return the tokens that were cached before.
-
-        ``max_tokens`` is the capacity of the engine's cache; None unknown.
-        """
+        """Add a prompt that the worker computes, within ``max_tokens``; return the tokens that were cached before."""
         before, blocks = self.cached_tokens(prefix), self._tokens_of
         for depth in range(len(prefix.keys) - 1, -1, -1):  # the most shared block last, so that it is evicted last
             key = prefix.keys[depth]
@@ -135,18 +129,15 @@ _MAX_GAP = 4.0
 
 
 class PreemptionCost:
-    """Seconds of starts and steps at a worker, as the gateway observes them.
+    """Seconds of starts (``a + b x``; x: prompt and tokens so far) and steps at a worker, as the gateway observes them.
 
-    A start takes ``a + b x`` (x: prompt and tokens so far) until the first token, a stream takes some time per token,
-    and from a preemption decision until the request is back its slot is idle as well. A preemption thus costs its
-    slot the way there and back (without the step that makes the first token), and the complete batch the
+    A preemption costs its slot the idle time until the request has started again, and the complete batch the
     recomputation. Until enough is observed a prompt token counts as a tenth of an output token.
     """
 
     def __init__(self) -> None:
-        self._starts, self._uncached = _DecayingLine(_START_DECAY), _DecayingLine(_START_DECAY)
-        self._tokens = self._token_s = 0.0
-        self._returns = self._return_s = 0.0
+        self._starts, self._uncached = _DecayingLine(), _DecayingLine()
+        self._tokens = self._token_s = self._returns = self._return_s = 0.0
 
     def add_start(self, context_tokens: int, seconds: float, *, uncached: bool = False) -> None:
         """Add the time from dispatch to first token; uncached: almost none of the context was cached."""
@@ -170,14 +161,13 @@ class PreemptionCost:
 
     def prefill_s(self) -> float | None:
         """Return the seconds per uncached prompt token; None until prompts of several lengths were observed."""
-        line = self._uncached
-        if line.count < _MIN_UNCACHED or line.xx - line.x * line.x / line.count <= _MIN_SPREAD * line.xx:
-            return None
-        return line.fit()[1]
+        n, x, _, xx, _ = self._uncached.moments.tolist()
+        identified = n >= _MIN_UNCACHED and xx - x * x / n > _MIN_SPREAD * xx
+        return self._uncached.fit()[1] if identified else None
 
     def recompute_steps(self, context_tokens: int, num_running: int) -> float:
         """Return the cost of a preemption in decode steps of a batch of ``num_running``."""
-        if self._starts.count < _MIN_STARTS or self._tokens < _MIN_TOKENS or not self._token_s:
+        if self._starts.moments[0] < _MIN_STARTS or self._tokens < _MIN_TOKENS or not self._token_s:
             return context_tokens * PREFILL_WEIGHT / num_running
         step_s = self._token_s / self._tokens
         start_s, token_s = self._starts.fit()
@@ -187,30 +177,24 @@ class PreemptionCost:
 
 
 class _DecayingLine:
-    """A least-squares line with exponential decay and no negative coefficient."""
+    """A least-squares line with exponential decay and no negative coefficient; ``moments`` are 1, x, y, xx, xy."""
 
-    __slots__ = ("_decay", "count", "x", "xx", "xy", "y")
-
-    def __init__(self, decay: float) -> None:
-        self._decay = decay
-        self.count = self.x = self.y = self.xx = self.xy = 0.0
+    def __init__(self) -> None:
+        self.moments = np.zeros(5)
 
     def add(self, x: float, y: float) -> None:
         """Add a point."""
-        decay = self._decay
-        self.count = self.count * decay + 1.0
-        self.x, self.y = self.x * decay + x, self.y * decay + y
-        self.xx, self.xy = self.xx * decay + x * x, self.xy * decay + x * y
+        self.moments = self.moments * _START_DECAY + (1.0, x, y, x * x, x * y)
 
     def fit(self) -> tuple[float, float]:
         """Return (intercept, slope); at least one point must be there."""
-        n = self.count
-        spread = self.xx - self.x * self.x / n
-        slope = (self.xy - self.x * self.y / n) / spread if spread > 1e-9 * self.xx else 0.0
+        n, x, y, xx, xy = self.moments.tolist()
+        spread = xx - x * x / n
+        slope = (xy - x * y / n) / spread if spread > 1e-9 * xx else 0.0
         if slope <= 0:
-            return self.y / n, 0.0
-        intercept = (self.y - slope * self.x) / n
-        return (intercept, slope) if intercept >= 0 else (0.0, self.xy / self.xx)
+            return y / n, 0.0
+        intercept = (y - slope * x) / n
+        return (intercept, slope) if intercept >= 0 else (0.0, xy / xx)
 
 
 _WINDOW_S = 1.0
@@ -256,21 +240,20 @@ class Worker:
     """One worker; ``no_limit``: it gets all requests, up to a fixed limit of its own (``state.in_flight``).
 
     ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
-    cache of its requests at their end, if predictions hold. ``leaving`` are leaving workers of the same engine
-    under another name: their requests use its slots. ``report`` takes finished phases (mode rra).
+    cache of its requests at their end. ``leaving`` workers are the same engine and use its slots.
     """
 
     def __init__(
         self, state: WorkerState, dispatch: Dispatch, *, no_limit: bool, report: Callable[[Phase], None] | None = None
     ) -> None:
-        self.state = state
+        self.state, self.name = state, state.name
         self.active: dict[int, Entry] = {}  # requests in flight by id, preempting ones included
         self.tokens = self.work = self.kv_tokens = 0.0
         self.num_preempting = 0
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
         self.leaving: tuple[Worker, ...] = ()
         self._no_limit = no_limit
-        self._limit = ConcurrencyLimit(dispatch)
+        self.limits = ConcurrencyLimit(dispatch)
         # Requests dispatched until this time may have waited in the engine's own queue: their starts are not used.
         self._queued_s = -math.inf
         self.phases: PhaseTracker | None = None
@@ -278,39 +261,35 @@ class Worker:
             self.phases = PhaseTracker(lambda: self.name, dispatch.phases, report)
 
     @property
-    def name(self) -> str:
-        """The worker's name."""
-        return self.state.name
-
-    @property
     def limit(self) -> int:
         """Most requests in flight; NO_LIMIT without a limit. A schedule never exceeds the worker's slots."""
         if self.phases is not None:
-            high = self.phases.phases.high or self._limit.dispatch.most
+            high = self.phases.phases.high or self.limits.dispatch.most
             return min(high, self.state.in_flight or high, self.state.slots or high)
         if self.state.in_flight is not None:
             return self.state.in_flight
-        return NO_LIMIT if self._no_limit else self._limit.limit(self.state.slots)
+        return NO_LIMIT if self._no_limit else self.limits.limit(self.state.slots)
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the bounds of the limit, and the schedule from the next phase on."""
-        self._limit.configure(dispatch)
+        self.limits.configure(dispatch)
         if self.phases is not None and dispatch.phases is not None:
             self.phases.configure(dispatch.phases)
 
     def rename(self, name: str) -> None:
         """Change the name, of its requests' worker as well."""
-        self.state = replace(self.state, name=name)
+        self.state, self.name = replace(self.state, name=name), name
         for entry in self.active.values():
             entry.worker = entry.request.worker = name
 
     def inherit(self, other: Worker) -> None:
         """Share the observations of the same engine under the name of a leaving worker."""
         self.throughput, self.cost, self.prefix_cache = other.throughput, other.cost, other.prefix_cache
-        self._limit = other._limit
+        self.limits = other.limits
 
     @property
-    def _slots_in_use(self) -> int:
+    def slots_in_use(self) -> int:
+        """The requests in flight at the engine."""
         return len(self.active) + sum(len(one.active) for one in self.leaving)
 
     @property
@@ -319,24 +298,24 @@ class Worker:
 
     def free_slots(self, now_s: float) -> int:
         """Return how many more requests the worker may be given now."""
-        if now_s < self._limit.backoff_until_s or not self.state.up:
+        if now_s < self.limits.backoff_until_s or not self.state.up:
             return 0
-        return self.limit - self._slots_in_use
+        return self.limit - self.slots_in_use
 
     def backoff_until_s(self, now_s: float) -> float:
         """Return when the worker may be given requests after a refusal; inf where there is no backoff."""
-        until_s = self._limit.backoff_until_s
+        until_s = self.limits.backoff_until_s
         return until_s if until_s > now_s and self.state.up else math.inf
 
     def fits(self, entry: Entry) -> bool:
         """Return whether the KV cache would hold the request to its end; an empty worker takes any request."""
-        if self.state.kv_tokens is None or self._no_limit or not self._slots_in_use:
+        if self.state.kv_tokens is None or self._no_limit or not self.slots_in_use:
             return True
         return self._kv_in_use + entry.kv_tokens <= self.state.kv_tokens
 
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
         """Return whether the request would have a slot once the victim and all preempting requests are gone."""
-        staying = self._slots_in_use - self.num_preempting
+        staying = self.slots_in_use - self.num_preempting
         if not self.state.up or staying > self.limit:
             return False
         kv_tokens = self.state.kv_tokens
@@ -355,7 +334,7 @@ class Worker:
         q.cached_tokens = min(int(self.prefix_cache.insert(q.prefix, self.state.kv_tokens)), q.prompt_tokens)
         self.active[q.id] = entry
         self._count(entry, 1)
-        self._limit.used(self._slots_in_use)
+        self.limits.used(self.slots_in_use)
         if self._no_limit and self.state.signals.waiting is None and len(self.active) > 1:
             self._queued_s = q.dispatched_s
         if self.phases is not None:
@@ -376,10 +355,6 @@ class Worker:
         entry.state, entry.preempted_s = State.PREEMPTING, now_s
         self.num_preempting += 1
 
-    def preempted(self, now_s: float, entry: Entry) -> None:
-        """Add the idle time of a preempted request's slot: since the decision, or its last token after that."""
-        self.cost.add_return(now_s - max(entry.preempted_s, entry.last_token_s))  # max(a, NaN) is a
-
     def mark_nonpreemptible(self, entry: Entry) -> bool:
         """Let a request run to its end; return whether it was being preempted."""
         entry.nonpreemptible, was_preempting = True, entry.state is State.PREEMPTING
@@ -398,7 +373,7 @@ class Worker:
         """Take new tokens, counted in the request already; return whether they finish the worker's phase."""
         q = entry.request
         self.throughput.add_tokens(now_s, tokens)
-        self._limit.accepted(q.dispatched_s)
+        self.limits.accepted(q.dispatched_s)
         last_token_s, entry.last_token_s = entry.last_token_s, now_s
         # A response in a single chunk shows neither when it began nor how fast its tokens were made.
         if not q.single_chunk:
@@ -425,7 +400,7 @@ class Worker:
         """Apply the worker's state; return the requests lost by a restart."""
         lost: list[Entry] = []
         if state.epoch != self.state.epoch:
-            lost, self._limit, self.cost = self.clear(), ConcurrencyLimit(self._limit.dispatch), PreemptionCost()
+            lost, self.limits, self.cost = self.clear(), ConcurrencyLimit(self.limits.dispatch), PreemptionCost()
             self.prefix_cache = PrefixCache(self.prefix_cache.max_blocks)
         self.state = state
         if state.tokens_per_s is not None:
@@ -433,7 +408,7 @@ class Worker:
         if state.signals.waiting:
             self._queued_s = now_s
         if not state.renamed_from:
-            self._limit.poll(now_s, state.signals, self._slots_in_use)
+            self.limits.poll(now_s, state.signals, self.slots_in_use)
         return lost
 
     def clear(self) -> list[Entry]:
@@ -446,15 +421,17 @@ class Worker:
             entry.state = State.LOST
         return lost
 
-    def refused(self, now_s: float, retry_after_s: float) -> None:
-        """Back off after the worker reported a full queue."""
-        self._limit.refused(now_s, self._slots_in_use, retry_after_s)
-
     def statistics(self, tokens_per_s: float) -> WorkerNumbers:
         """Return the worker's numbers for people, its backlog at a rate of output tokens."""
         state, limit = self.state, None if self.limit == NO_LIMIT else self.limit
         backlog_s = self.work / tokens_per_s
         return WorkerNumbers(self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals)
+
+
+def mean_tokens_per_s(workers: Iterable[Worker]) -> float:
+    """Return the mean observed output rate of a worker; 0 none was observed."""
+    rates = [one.throughput.tokens_per_s for one in workers if one.throughput.tokens_per_s]
+    return sum(rates) / len(rates) if rates else 0.0
 
 
 def without_avoided(entry: Entry, serving: list[Worker]) -> list[Worker]:

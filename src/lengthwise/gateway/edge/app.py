@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
 
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.edge import client_request
+from lengthwise.gateway.edge import exchange as asgi
 from lengthwise.gateway.edge.auth import Caller, Keys, Tenants, network
-from lengthwise.gateway.edge.client_request import (
-    CHAT,
-    COMPLETIONS,
-    RequestParser,
-    check_json,
-    parse_headers,
-    resolve_request_id,
-)
-from lengthwise.gateway.edge.errors import Fault, draining, internal, quoted, rejected, unknown_model
-from lengthwise.gateway.edge.exchange import (
-    BLOCKED,
-    CLOSE,
-    SLOW_BODY,
-    AsgiExchange,
-    BodyBudget,
-    BodyReservation,
-    ClientGoneError,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
+from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, RequestParser
+from lengthwise.gateway.edge.errors import Fault, draining, quoted, unknown_model
 from lengthwise.gateway.edge.openapi import document
-from lengthwise.gateway.protocols import Clock, Exchange, Listener, monotonic
-from lengthwise.gateway.request import PrefixHasher, Rejection
+from lengthwise.gateway.protocols import Clock, Listener, monotonic
+from lengthwise.gateway.request import ClientRequest, PrefixHasher, Rejection
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.relay import Answer
 
 _MODELS = b"/v1/models/"
 
@@ -52,14 +37,15 @@ class Route:
     api: str = ""
     model: str = ""
     is_open: bool = False  # whether it needs no key
+    body: bytes = b""  # the response to an open one; b"" the OpenAPI document
 
 
 _ROUTES = {
     b"/v1/chat/completions": Route("chat", ("POST",), CHAT),
     b"/v1/completions": Route("completions", ("POST",), COMPLETIONS),
     b"/v1/models": Route("models"),
-    b"/health": Route("health", is_open=True),
-    b"/ready": Route("ready", is_open=True),
+    b"/health": Route("health", is_open=True, body=b'{"status":"ok"}'),
+    b"/ready": Route("ready", is_open=True, body=b'{"status":"ready"}'),
     b"/openapi.json": Route("openapi", is_open=True),
 }
 
@@ -83,24 +69,21 @@ def route(scope: dict[str, Any]) -> Route:
 _JSON = [(b"content-type", b"application/json")]
 _log = logging.getLogger("lengthwise.gateway")
 _LONG_BYTES = 1 << 18
-"""A longer body is parsed in a thread, one at a time.
-
-msgspec holds the GIL while it decodes, so the event loop stands still for each of those calls (some ms per MiB) all the
-same; between them, and while numpy counts, it goes on."""
+"""A longer body is parsed in a thread, one at a time: msgspec holds the GIL while it decodes, some ms per MiB."""
 
 
 class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
-    ``models`` returns all models, including those of unavailable engines, ``ready`` whether an engine is available.
-    ``listener`` receives all rejections of the app. ``draining`` is set to reject new requests with 503, which /ready
-    reports; ``in_flight`` counts completion requests in progress, arriving bodies included.
+    ``exchange`` serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``rejection``.
+    ``models`` returns all models, also of unavailable engines, ``ready`` whether an engine is available. ``draining``
+    rejects new requests with 503; ``in_flight`` counts completion requests, arriving bodies included.
     """
 
     def __init__(
         self,
         config: GatewayConfig,
-        exchange: Exchange,
+        exchange: Callable[[ClientRequest], Awaitable[Answer]],
         *,
         models: Callable[[], Sequence[str]],
         ready: Callable[[], bool] = lambda: True,
@@ -113,7 +96,7 @@ class App:
         self._tenants = Tenants() if tenants is None else tenants
         self.keys = Keys(config, clock, tenants=self._tenants)
         self.draining, self.in_flight = False, 0
-        self.body_budget = BodyBudget(config.limits.body_budget_bytes)
+        self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
         self._prefix_hasher = PrefixHasher()
         self.parser_thread = ThreadPoolExecutor(1, "lengthwise-bodies")
         self.configure(config)
@@ -129,53 +112,53 @@ class App:
 
     def refused(self, fault: Fault) -> None:
         """Report a rejection of the app or its server to the listener."""
-        self._listener.refused(fault.reason, fault.as_rejection(), 0, "")
+        rejection = Rejection(fault.status, fault.reason, fault.message, fault.retry_after_s)
+        self._listener.refused(fault.reason, rejection, 0, "")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
-            message: Message = {}
+            message: asgi.Message = {}
             while message.get("type") != "lifespan.shutdown":
                 message = await receive()
                 await send({"type": f"{message['type']}.complete"})
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = AsgiExchange(scope, receive, send, self._limits.body_s)
+    async def _http(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        exchange = asgi.AsgiExchange(scope, receive, send, self._limits.body_s)
         try:
             await self._serve(scope, exchange)
-        except ClientGoneError:
+        except asgi.ClientGoneError:
             pass
         except asyncio.CancelledError:
             if not exchange.cause and (exchange.started or not self.draining):
                 raise
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()  # the exchange itself cancelled it, or the shutdown of the gateway
-            if exchange.cause == SLOW_BODY:
+            if exchange.cause == asgi.SLOW_BODY:
                 message = f"The body must arrive within {self._limits.body_s:g} s."
-                await self._reject(exchange, Fault(408, "slow", message, code="request_timeout", headers=[CLOSE]))
-            elif exchange.cause == BLOCKED:
+                await self._reject(exchange, Fault(408, "slow", message, code="request_timeout", headers=[asgi.CLOSE]))
+            elif exchange.cause == asgi.BLOCKED:
                 await exchange.abort()
             elif not exchange.cause:
                 await self._reject(exchange, draining())
         finally:
             exchange.close()
 
-    async def _serve(self, scope: Scope, exchange: AsgiExchange) -> None:
-        """Answer the request, if need be with an error."""
+    async def _serve(self, scope: asgi.Scope, exchange: asgi.AsgiExchange) -> None:
         try:
-            headers: dict[bytes, bytes] = {}
+            headers: Headers = {}
             try:
-                headers = parse_headers(scope["headers"], self._limits)
+                headers = client_request.parse_headers(scope["headers"], self._limits)
             finally:
-                request_id = resolve_request_id(headers)
+                request_id = client_request.resolve_request_id(headers)
                 exchange.headers.append((b"x-request-id", request_id.encode()))
             target = route(scope)
             if target.is_open:
-                await self._send_status(exchange, target)
+                await exchange.send(200, _JSON, self._open_body(target))
                 return
             address = (scope.get("client") or ("",))[0]
             caller = self.keys.caller(headers.get(b"authorization"), address)
@@ -185,39 +168,35 @@ class App:
                 await self._send_models(exchange, target, caller)
         except Fault as fault:
             await self._reject(exchange, fault)
-        except ClientGoneError:
+        except asgi.ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets a response, and the server lives, in any case
             rejection = getattr(error, "rejection", None)
             if isinstance(rejection, Rejection) and not exchange.started:
-                await exchange.send_fault(rejected(rejection))
+                status, reason, message, after_s = astuple(rejection)
+                code = "rate_limit_exceeded" if status == 429 else reason
+                await exchange.send_fault(Fault(status, reason, message, code=code, retry_after_s=after_s))
                 return
             _log.exception("a request failed in the gateway")
             if not exchange.started:
-                await exchange.send_fault(internal())
+                message = "The gateway failed to serve this request."
+                await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
-    async def _reject(self, exchange: AsgiExchange, fault: Fault) -> None:
+    async def _reject(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
         if not exchange.handed_on:
             self.refused(fault)
         await exchange.send_fault(fault)
 
     async def _complete(
-        self,
-        exchange: AsgiExchange,
-        api: str,
-        caller: Caller,
-        address: str,
-        headers: dict[bytes, bytes],
-        request_id: str,
+        self, exchange: asgi.AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
     ) -> None:
-        """Serve a request for a completion."""
         if self.draining:
             raise draining()
         self.in_flight += 1
         try:
-            with caller, BodyReservation(self.body_budget, caller if caller.key else address) as reservation:
+            with caller, asgi.BodyReservation(self.body_budget, caller if caller.key else address) as reservation:
                 exchange.headers += caller.take(self._clock())
-                check_json(headers)
+                client_request.check_json(headers)
                 body = await exchange.body(self._limits.body_bytes, headers.get(b"content-length"), reservation)
                 exchange.monitor()
                 arguments = (api, body, caller, headers, request_id, self._clock(), address)
@@ -226,8 +205,8 @@ class App:
                 else:
                     loop = asyncio.get_running_loop()
                     request = await loop.run_in_executor(self.parser_thread, self._parser.parse, *arguments)
+                reservation.take(request.memory_bytes - len(body))
                 del body, arguments  # the request owns the body, and frees it
-                reservation.reserve(request.memory_bytes)
                 known = self._models()
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)
@@ -241,20 +220,13 @@ class App:
         finally:
             self.in_flight -= 1
 
-    async def _send_status(self, exchange: AsgiExchange, target: Route) -> None:
-        """Answer a route that needs no key."""
-        if target.name == "openapi":
-            await exchange.send(200, _JSON, self._document)
-        elif target.name == "health":
-            await exchange.send(200, _JSON, b'{"status":"ok"}')
-        elif self.draining or not self._ready():
-            cause = "draining" if self.draining else "no engine is up"
-            raise Fault(503, "not_ready", f"The gateway is not ready: {cause}.", code="not_ready", retry_after_s=1.0)
-        else:
-            await exchange.send(200, _JSON, b'{"status":"ready"}')
+    def _open_body(self, target: Route) -> bytes:
+        if target.name == "ready" and (self.draining or not self._ready()):
+            message = f"The gateway is not ready: {'draining' if self.draining else 'no engine is up'}."
+            raise Fault(503, "not_ready", message, code="not_ready", retry_after_s=1.0)
+        return target.body or self._document
 
-    async def _send_models(self, exchange: AsgiExchange, target: Route, caller: Caller) -> None:
-        """Answer with the models that a caller can access, or with one of them."""
+    async def _send_models(self, exchange: asgi.AsgiExchange, target: Route, caller: Caller) -> None:
         entry = {"object": "model", "created": 0, "owned_by": "lengthwise"}
         models = {name: {"id": name} | entry for name in self._models() if caller.can_access(name)}
         if target.name == "models":

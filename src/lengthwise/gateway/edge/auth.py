@@ -18,11 +18,7 @@ _MAX_ADDRESSES = 10_000
 
 
 class AuthThrottle:
-    """Counts wrong keys per address and minute.
-
-    Beyond MAX_FAILURES an address is refused with right keys too, otherwise guessing could go on. Keys that worked from
-    there before are still accepted: behind one proxy all clients have the same address.
-    """
+    """Counts wrong keys per address and minute; beyond MAX_FAILURES only keys that worked there before do so."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -86,12 +82,7 @@ class Tenants(list[str]):
 
 
 class Caller:
-    """The holder of a key, or every client if no keys are configured; a context manager around each request.
-
-    ``models`` is empty for all; ``open`` counts requests in progress.
-    """
-
-    __slots__ = ("_at_s", "_tokens", "key", "models", "open", "tenant")
+    """The holder of a key, or every client if no keys are configured; a context manager around each request."""
 
     def __init__(self, key: Key | None, tenant: int) -> None:
         self.update(key, tenant)

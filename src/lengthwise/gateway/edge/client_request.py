@@ -8,7 +8,6 @@ import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -18,18 +17,12 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
-from lengthwise.gateway.request import EMPTY, ClientRequest, PrefixHasher, Prompt, PromptPrefix, Sender
+from lengthwise.gateway.request import EMPTY, ClientRequest, PrefixHasher, PromptPrefix
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
 
-
 Number = int | float | None  # A JSON number; JSON has no integers, so 1.0 is one as well
-ENGINE_FIELDS = (
-    "priority", "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
-    "data_parallel_rank", "custom_logit_processor",
-)  # fmt: skip
-"""Fields that engines take from their operators, never from a client."""
 
 
 class Part(msgspec.Struct, gc=False):
@@ -52,15 +45,7 @@ class Message(msgspec.Struct, gc=False):
         return "".join([part if isinstance(part, str) else part.text or "" for part in self.content])
 
 
-class _Body(msgspec.Struct, kw_only=True, gc=False):
-    model: str
-    stream: bool | None = None
-    n: Number = None
-    max_tokens: Number = None
-    stop: str | list[str] | None = None
-    prompt_logprobs: Number = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
+class _EngineFields(msgspec.Struct, kw_only=True, gc=False):
     priority: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
@@ -69,6 +54,21 @@ class _Body(msgspec.Struct, kw_only=True, gc=False):
     bootstrap_room: Any = None
     data_parallel_rank: Any = None
     custom_logit_processor: Any = None
+
+
+ENGINE_FIELDS: tuple[str, ...] = _EngineFields.__struct_fields__
+"""Fields that engines take from their operators, never from a client."""
+
+
+class _Body(_EngineFields, kw_only=True, gc=False):
+    model: str
+    stream: bool | None = None
+    n: Number = None
+    max_tokens: Number = None
+    stop: str | list[str] | None = None
+    prompt_logprobs: Number = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
     vllm_xargs: dict[str, Any] | None = None
 
 
@@ -94,7 +94,6 @@ _COMPLETIONS: msgspec.json.Decoder[Completion] = msgspec.json.Decoder(Completion
 
 
 def _decode(decoder: msgspec.json.Decoder[Chat] | msgspec.json.Decoder[Completion], body: bytes) -> Chat | Completion:
-    """Return the fields of a body; raise Fault with the wrong field."""
     try:
         if not body.isascii():
             body.decode()
@@ -162,6 +161,7 @@ def _integer(name: str, value: Number, minimum: int, maximum: int) -> int | None
     return None if value is None else int(value)
 
 
+Headers = dict[bytes, bytes]  # by lower-case name
 _KNOWN_HEADERS = frozenset({
     b"accept", b"authorization", b"content-encoding", b"content-length", b"content-type", b"traceparent",
     b"tracestate", b"x-request-id", b"x-request-timeout-s", b"x-session-id", b"x-stainless-read-timeout",
@@ -183,13 +183,13 @@ _JSON_TYPE = re.compile(
 _PROCESS, _NUMBERS = secrets.token_hex(6), itertools.count(1)
 
 
-def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> dict[bytes, bytes]:
+def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> Headers:
     """Return the known headers by name; raise Fault if too many or too long (431), or one is repeated (400)."""
     if len(headers) > limits.headers:
         raise headers_too_large(f"There may be {limits.headers} header fields; there are {len(headers)}.")
     if sum([len(name) + len(value) + 4 for name, value in headers]) > limits.header_bytes:
         raise headers_too_large(f"The header fields may have {limits.header_bytes} bytes in all.")
-    found: dict[bytes, bytes] = {}
+    found: Headers = {}
     for name, value in [pair for pair in headers if pair[0] in _KNOWN_HEADERS]:
         if name in found and name != b"accept":
             raise Fault(400, "invalid", f"The header {name.decode()} must occur once.", code="duplicate_header")
@@ -197,13 +197,13 @@ def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> dict[by
     return found
 
 
-def resolve_request_id(headers: dict[bytes, bytes]) -> str:
+def resolve_request_id(headers: Headers) -> str:
     """Return the client's X-Request-Id if it is short and plain, else a new one."""
     given = headers.get(b"x-request-id")
     return given.decode() if given is not None and _TOKEN.match(given) else f"req-{_PROCESS}-{next(_NUMBERS)}"
 
 
-def check_json(headers: dict[bytes, bytes]) -> None:
+def check_json(headers: Headers) -> None:
     """Raise Fault (415) unless the body is uncompressed JSON by its headers."""
     kind = headers.get(b"content-type", b"application/json")
     if kind != b"application/json" and not _JSON_TYPE.match(kind):
@@ -222,25 +222,23 @@ _WORDS = bytes(ord("w") if chr(c).isalnum() or c == ord("_") else ord(" ") for c
 _PUNCTUATION = bytes(c for c in range(128) if not (chr(c).isalnum() or chr(c).isspace() or c == ord("_")))
 
 
-def _prompt(body: Chat | Completion) -> tuple[str, int]:
-    """Return the text and the number of tokens of all messages or prompts; token ids have no text."""
-    prompt = [message.text() for message in body.messages] if isinstance(body, Chat) else body.prompt
-    if isinstance(prompt, list) and not isinstance(prompt[0], str):
-        return "", sum([len(one) if isinstance(one, list) else 1 for one in prompt])
-    text = prompt if isinstance(prompt, str) else "\n\n".join([one for one in prompt if isinstance(one, str)])
-    return text, estimate_tokens(text)
-
-
-def _prefix(hasher: PrefixHasher, body: Chat | Completion, text: str, tokens: int, tenant: int) -> PromptPrefix:
-    """Return the prefix of the prompt; several prompts have none."""
-    prompt: Any = body.prompt if isinstance(body, Completion) else text
-    if isinstance(prompt, list) and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            return EMPTY
-        prompt = prompt[0]
-    if isinstance(prompt, list):
-        return hasher.of_ids(prompt, model=body.model, tenant=tenant)
-    return hasher.of_text(text, tokens, model=body.model, tenant=tenant)
+def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -> tuple[str, int, PromptPrefix]:
+    """Return text, tokens and prefix of all messages or prompts; token ids have no text, several prompts no prefix."""
+    prompts: list[Any] = []
+    if isinstance(body, Chat):
+        prompts.append("\n\n".join([message.text() for message in body.messages]))
+    elif isinstance(body.prompt, str) or isinstance(body.prompt[0], int):
+        prompts.append(body.prompt)
+    else:
+        prompts += body.prompt
+    is_text = isinstance(prompts[0], str)
+    text = "\n\n".join(prompts) if is_text else ""
+    tokens = estimate_tokens(text) if is_text else sum(map(len, prompts))
+    if hasher is None or len(prompts) > 1:
+        return text, tokens, EMPTY
+    if is_text:
+        return text, tokens, hasher.of_text(text, tokens, model=body.model, tenant=tenant)
+    return text, tokens, hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
 
 
 def estimate_tokens(text: str) -> int:
@@ -283,11 +281,7 @@ class BodyShape:
     values: int  # all members of lists and fields of objects
 
     def exceeded(self, body: bytes) -> str:
-        """Return the bound ("levels", ...) that a body exceeds, or "".
-
-        The result is exact for valid JSON; the decoder that follows rejects the rest. Counting brackets first keeps the
-        memory of the decoded body bounded.
-        """
+        """Return the bound ("levels", ...) that a body exceeds, or ""; the result is exact for valid JSON."""
         is_short = len(body) <= min(self.objects, self.texts, self.values)
         if is_short and body.count(b"[") + body.count(b"{") <= self.levels:
             return ""
@@ -324,17 +318,15 @@ def _structural_chunks(body: bytes) -> Iterator[npt.NDArray[np.uint8]]:
             yield np.frombuffer(marks, np.uint8)
 
 
-FIELDS = (
+_FIELDS = frozenset({
     "model", "messages", "prompt", "stream", "stream_options", "n", "best_of", "max_tokens",
     "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "top_logprobs",
-    "prompt_logprobs", "user", "prompt_cache_key", "priority", "temperature", "top_p", "top_k", "min_p", "seed",
+    "prompt_logprobs", "user", "prompt_cache_key", "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "response_format", "tools",
     "tool_choice", "functions", "function_call", "echo", "suffix", "ignore_eos", "structured_outputs",
-    "use_beam_search", "return_token_ids", "continue_final_message", "add_generation_prompt",
-    "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
-    "data_parallel_rank", "custom_logit_processor", "vllm_xargs",
-)  # fmt: skip
-_FIELDS = frozenset(FIELDS)
+    "use_beam_search", "return_token_ids", "continue_final_message", "add_generation_prompt", "vllm_xargs",
+    *ENGINE_FIELDS,
+})  # fmt: skip
 MAX_FIELDS = 256  # fields at the top level of a body; engines know fewer than 100
 
 
@@ -386,10 +378,7 @@ _ASTRAL = (b"\\ud", b"\\uD", *(bytes([first]) for first in range(0xF0, 0xF5)))
 
 
 def _memory_bytes(body: bytes, text: str) -> int:
-    """Estimate, rather too high, the memory of a body, its prompt as text, and all of its fields parsed.
-
-    A string with one letter beyond U+FFFF takes four bytes for each of its letters, with one beyond U+00FF two.
-    """
+    """Estimate, rather too high, the memory of a body, its text and its fields; letters take up to four bytes each."""
     is_latin = body.isascii() and b"\\u" not in body
     width = 1 if is_latin else 4 if any(start in body for start in _ASTRAL) else 2
     # Counting in the delimiters alone is faster than in the complete texts.
@@ -403,44 +392,28 @@ def _memory_bytes(body: bytes, text: str) -> int:
     return len(body) + 2 * sys.getsizeof(text) + parsed
 
 
-@dataclass(frozen=True)
 class RequestParser:
     """Parses and checks requests; ``hasher`` None compares no prefixes, ``by_tenant`` only those of one tenant."""
 
-    limits: Limits
-    hasher: PrefixHasher | None = None
-    by_tenant: bool = True
-
-    @cached_property
-    def shape(self) -> BodyShape:
-        """Return the bounds on the structure of a body."""
-        messages = max(self.limits.messages, _MIN_MESSAGES)
-        return BodyShape(self.limits.depth, _OBJECTS * messages, _TEXTS * messages, self.limits.values)
+    def __init__(self, limits: Limits, hasher: PrefixHasher | None = None, *, by_tenant: bool = True) -> None:
+        self._limits, self._hasher, self._by_tenant = limits, hasher, by_tenant
+        messages = max(limits.messages, _MIN_MESSAGES)
+        self._shape = BodyShape(limits.depth, _OBJECTS * messages, _TEXTS * messages, limits.values)
 
     def parse(
-        self,
-        api: str,
-        body: bytes,
-        caller: Caller,
-        headers: dict[bytes, bytes],
-        request_id: str,
-        now_s: float,
-        address: str = "",
+        self, api: str, body: bytes, caller: Caller, headers: Headers, request_id: str, now_s: float, address: str = ""
     ) -> ClientRequest:
-        """Return the request of a body and headers (by lower-case name); raise Fault if invalid or beyond a limit."""
-        limits = self.limits
-        if (exceeded := self.shape.exceeded(body)) == "levels":
+        """Return the request of a body and headers; raise Fault if invalid or beyond a limit."""
+        limits = self._limits
+        if (exceeded := self._shape.exceeded(body)) == "levels":
             raise invalid(None, f"The body may be nested {limits.depth} levels deep.", "too_deep")
         if exceeded:
             name = "lists and objects" if exceeded == "objects" else exceeded
-            raise invalid(None, f"The body may contain {getattr(self.shape, exceeded)} {name}.", "too_many_values")
+            raise invalid(None, f"The body may contain {getattr(self._shape, exceeded)} {name}.", "too_many_values")
         content = _decode(_CHATS, body) if api == CHAT else _decode(_COMPLETIONS, body)
         max_tokens, n = _check(content, limits)
-        text, tokens = _prompt(content)
+        text, tokens, prefix = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)
         _check_duplicates(body)
-        prefix = EMPTY
-        if self.hasher is not None:
-            prefix = _prefix(self.hasher, content, text, tokens, caller.tenant if self.by_tenant else 0)
         given = headers.get(b"x-session-id", b"")
         session = given.decode() if _TOKEN.match(given) else (content.prompt_cache_key or content.user or "")[:128]
         timeout = headers.get(b"x-request-timeout-s") or headers.get(b"x-stainless-read-timeout") or b""
@@ -453,10 +426,15 @@ class RequestParser:
             body=body,
             model=content.model,
             stream=bool(content.stream),
-            prompt=Prompt(text, tokens, prefix),
+            text=text,
+            prompt_tokens=tokens,
+            prefix=prefix,
             max_tokens=max_tokens,
             n=n,
-            sender=Sender(caller.tenant, caller.key.priority if caller.key else 0, session, address),
+            tenant=caller.tenant,
+            priority=caller.key.priority if caller.key else 0,
+            session=session,
+            address=address,
             arrival_s=now_s,
             deadline_s=now_s + float(timeout if _SECONDS.match(timeout) else "inf"),
             request_id=request_id,

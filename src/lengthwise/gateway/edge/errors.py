@@ -7,17 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lengthwise.gateway.request import DRAINING, Rejection
+from lengthwise.gateway.request import DRAINING
 
 Headers = Sequence[tuple[bytes, bytes]]
 _MAX_QUOTED = 100
 
 
 class Fault(Exception):  # noqa: N818 - a response, not always an error of the gateway
-    """An error response; ``retry_after_s`` None means 1 s for 429 and 503.
-
-    ``reason`` is one word for metrics, ``code`` one for programs, ``param`` the wrong field.
-    """
+    """An error response; ``reason`` is one word for metrics, ``code`` one for programs, ``param`` the wrong field."""
 
     def __init__(
         self,
@@ -51,17 +48,6 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
             headers.append((b"retry-after", b"%d" % after_s))
         return headers
 
-    def as_rejection(self) -> Rejection:
-        """Return the same as a rejection, for listeners."""
-        return Rejection(self.status, self.reason, self.message, self.retry_after_s)
-
-
-def rejected(rejection: Rejection) -> Fault:
-    """Return the response to a request that the scheduler rejects."""
-    status, reason = rejection.status, rejection.reason
-    code = "rate_limit_exceeded" if status == 429 else reason
-    return Fault(status, reason, rejection.message, code=code, retry_after_s=rejection.retry_after_s)
-
 
 def invalid(param: str | None, message: str, code: str | None = None) -> Fault:
     """Return 400 for an invalid field or body."""
@@ -77,11 +63,6 @@ def unknown_model(name: str) -> Fault:
 def draining() -> Fault:
     """Return 503 for a request during shutdown."""
     return Fault(503, "draining", DRAINING.message, code="draining", headers=[(b"connection", b"close")])
-
-
-def internal() -> Fault:
-    """Return 500 for an error of the gateway."""
-    return Fault(500, "internal", "The gateway failed to serve this request.", code="internal_error")
 
 
 def quoted(text: str) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.gateway.edge.errors import Fault
-from lengthwise.gateway.protocols import Answer, ChunkWriter
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.edge.http_server import HttpProtocol
+    from lengthwise.gateway.relay import Answer
 
 CLOSE = (b"connection", b"close")
 SHARES = 4  # one client may use a quarter of the budget
@@ -17,8 +20,6 @@ SHARES = 4  # one client may use a quarter of the budget
 class BodyBudget:
     """Memory of all request bodies; ``max_bytes`` may change at any time."""
 
-    __slots__ = ("max_bytes", "used_by", "used_bytes")
-
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.used_bytes = max_bytes, 0
         self.used_by: Counter[Hashable] = Counter()
@@ -26,8 +27,6 @@ class BodyBudget:
 
 class BodyReservation:
     """Part of the budget for one request of ``owner`` (a key, or an address), returned at the end of its ``with``."""
-
-    __slots__ = ("_budget", "_owner", "_used_bytes")
 
     def __init__(self, budget: BodyBudget, owner: Hashable = "") -> None:
         self._budget, self._owner, self._used_bytes = budget, owner, 0
@@ -59,10 +58,6 @@ class BodyReservation:
         """Keep at most these bytes."""
         self._add(min(0, size_bytes - self._used_bytes))
 
-    def reserve(self, size_bytes: int) -> None:
-        """Change the reservation to these bytes; raise Fault if they do not fit."""
-        self.take(size_bytes - self._used_bytes)
-
     def _add(self, size_bytes: int) -> None:
         self._used_bytes += size_bytes
         self._budget.used_bytes += size_bytes
@@ -86,29 +81,15 @@ class ClientGoneError(Exception):
     """The client disconnected."""
 
 
-class Connection(ChunkWriter, Protocol):
-    """A connection of the gateway's own server, which enforces timeouts of reads and writes by itself."""
-
-    on_disconnect: Callable[[], None] | None
-
-    def resume_reading(self) -> None: ...  # noqa: D102
-    def abort(self) -> None: ...  # noqa: D102
-
-
 class AsgiExchange:
     """Reads and writes for the task that creates it, and cancels this task when it waits in vain.
 
-    ``cause`` is then DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED. ``timeout_s``
-    bounds the body, and the client's reading of a chunk of the response. ``handed_on`` is set once the request reached
-    the relay, which reports its rejections itself.
+    ``cause`` is then DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED.
     """
-
-    __slots__ = ("_connection", "_finished", "_monitor", "_reading", "_receive", "_send", "_sent", "_task",
-                 "_timeout_s", "_timer", "_writing", "cause", "handed_on", "headers", "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:
         self._receive, self._send, self._timeout_s = receive, send, timeout_s
-        self._connection: Connection | None = (scope.get("extensions") or {}).get(CONNECTION)
+        self._connection: HttpProtocol | None = (scope.get("extensions") or {}).get(CONNECTION)
         self._task = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._monitor: asyncio.Future[Message] | None = None

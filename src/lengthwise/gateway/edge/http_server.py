@@ -1,18 +1,322 @@
-"""A uvicorn server with limits that an ASGI app cannot enforce: header size, connections, slow requests."""
+"""HTTP/1.1 for clients: a uvicorn server with limits that an ASGI app cannot enforce, on everything before a body."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lengthwise.gateway.config import Limits, Tls
-from lengthwise.schema.errors import InputError, MissingExtraError
+from lengthwise.gateway.edge.client_request import headers_too_large
+from lengthwise.gateway.edge.errors import Fault
+from lengthwise.gateway.edge.exchange import CONNECTION
+from lengthwise.schema.errors import InputError
 
-if TYPE_CHECKING:
-    import uvicorn
 
-    from lengthwise.gateway.edge.app import App
+class CorkedTransport:
+    """The writing side of a connection for one response: the head waits for data written in the same tick."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport, self._close = transport, close
+        self._head, self._started = b"", False
+
+    def write(self, data: bytes) -> None:
+        """Write, together with a waiting head; nothing on a closing connection."""
+        if self._transport.is_closing():
+            self._head = b""
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        elif self._started or data.startswith(b"HTTP/1.1 100"):
+            self._transport.write(data)
+        else:
+            self._started, self._head = True, data
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def close(self) -> None:
+        """Close when everything is written."""
+        self._flush()
+        self._close()
+
+    def is_closing(self) -> bool:
+        """Return whether the connection closes."""
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if self._head:
+            self.write(b"")
+
+
+class WriteTimeout:
+    """Abort a connection whose client takes none of the buffered data for ``timeout_s`` (at most twice that)."""
+
+    def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
+        self._transport, self._timeout_s = transport, timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._buffered = 0
+
+    def start(self) -> None:
+        """Start unless started."""
+        if self._timer is None:
+            self._buffered = self._transport.get_write_buffer_size()
+            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._on_timer)
+
+    def stop(self) -> None:
+        """Stop."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        buffered = self._transport.get_write_buffer_size()
+        if buffered and buffered >= self._buffered:
+            self._transport.abort()
+        elif buffered:
+            self.start()
+
+
+_DRAIN_S = 2.0
+_DRAIN_BYTES = 4 << 20
+_DRAINED_CONNECTIONS = 100
+"""Connections beyond the limit whose input is drained; further ones are closed at once."""
+MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some KiB, however short it is
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """A connection of a client: 503 beyond ``limits.connections``, 431 for too long a head, 408 for a slow request.
+
+    A client that takes no data in ``limits.body_s`` is cut off. Behind a last response input is read and dropped for 2
+    s: a reset would destroy the response of a client that still writes.
+    """
+
+    limits: ClassVar[Limits] = Limits()
+
+    @staticmethod
+    def refused(fault: Fault) -> None:
+        """Report a fault of the connection; replaced by the app's method."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = self._drain_left = 0
+        self._in_head = self._in_message = False
+        self._fault: Fault | None = None
+        self.on_disconnect: Callable[[], None] | None = None
+        self._arrival_timer: asyncio.TimerHandle | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._served: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
+        super().connection_made(transport)
+        self._write_timeout = WriteTimeout(transport, self.limits.body_s)
+        if len(self.connections) > self.limits.connections:
+            self._fail(Fault(503, "connections", "Too many connections.", code="overloaded", retry_after_s=1.0))
+        else:
+            self._start_arrival_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        self._stop_arrival_timer()
+        self._write_timeout.stop()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # after a reset, too, or the timer keeps all of this alive for ``idle_s``
+        self._disconnect()
+
+    def shutdown(self) -> None:
+        """Shut down; a request whose head is still arriving gets its 503 when it is complete."""
+        if not (self._in_head and self._in_message):
+            super().shutdown()
+            self._watch_closing()
+
+    def pause_writing(self) -> None:
+        """Start the write timeout: the client reads slower than the gateway writes."""
+        super().pause_writing()
+        self._write_timeout.start()
+
+    def resume_writing(self) -> None:
+        """Stop the write timeout: the client took almost everything."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._write_timeout.stop()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection."""
+        super().timeout_keep_alive_handler()
+        self._watch_closing()
+
+    def on_response_complete(self) -> None:
+        """Continue with the next request; none are read while some wait."""
+        if self._drain_timer is not None:
+            self.server_state.total_requests += 1
+            return
+        if self.pipeline:
+            self._served = self.pipeline[-1][0]
+        super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()
+
+    def can_write(self) -> bool:
+        """Return whether a chunk of a streamed response can be written now."""
+        cycle = self.cycle
+        open_ = not (cycle.disconnected or cycle.response_complete)
+        return open_ and bool(cycle.chunked_encoding) and not self.flow.write_paused
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write a chunk of a streamed response, bypassing ASGI; valid only while ``can_write``."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
+    def abort(self) -> None:
+        """Drop the connection with all unsent data."""
+        self.transport.abort()
+
+    def resume_reading(self) -> None:
+        """Read on after a long body paused reading: only a reading connection notices a disconnect."""
+        if not self.pipeline:
+            self.flow.resume_reading()
+
+    def data_received(self, data: bytes) -> None:  # noqa: D102
+        if self._drain_timer is not None:
+            self._drain_left -= len(data)
+            if self._drain_left < 0:
+                self._close()
+        if self._is_ending():
+            return
+        super().data_received(data)
+        if self._is_ending():
+            return
+        idle = (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None
+        if (self._in_message or idle) and self._arrival_timer is None:  # idle: blank lines, sent to keep a connection
+            self._start_arrival_timer()
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.header_bytes:
+                self._fail(headers_too_large(f"A head may have {self.limits.header_bytes} bytes."))
+
+    def on_message_begin(self) -> None:  # noqa: D102
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests wait behind one another")
+        super().on_message_begin()
+        self._in_head, self._in_message, self._head_bytes = True, True, 0
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
+
+    def on_url(self, url: bytes) -> None:  # noqa: D102
+        super().on_url(url)
+        if not self.url.startswith(b"/"):
+            self._fault = Fault(400, "invalid", "The request target must be a path.", code="bad_target")
+            raise self._fault
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers behind a body are ignored."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start a request; an upgrade is refused, because httptools then reads neither a body nor another request."""
+        self._in_head = False
+        upgrade = self.parser.should_upgrade()
+        if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
+            message = "Upgrades are not offered; send the request by plain HTTP/1.1."
+            self._fault = Fault(400, "invalid", message, code="upgrade_not_offered")
+            raise self._fault
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._served = self.cycle
+        self.cycle.transport = CorkedTransport(self.transport, self._finish)  # type: ignore[assignment]
+        if upgrade:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:  # noqa: D102
+        super().on_message_complete()
+        self._in_message = False
+        self._stop_arrival_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer invalid HTTP in the form of all errors."""
+        self._fail(self._fault or Fault(400, "invalid", msg, code="invalid_http"))
+
+    def _start_arrival_timer(self) -> None:
+        self._arrival_timer = self.loop.call_later(self.limits.body_s, self._on_arrival_timeout)
+
+    def _stop_arrival_timer(self) -> None:
+        if self._arrival_timer is not None:
+            self._arrival_timer.cancel()
+            self._arrival_timer = None
+
+    def _on_arrival_timeout(self) -> None:
+        self._arrival_timer = None
+        if self.flow.read_paused or self.pipeline:
+            self._start_arrival_timer()
+        elif not self._is_ending():
+            self._fail(Fault(408, "slow", "The request took too long to arrive.", code="request_timeout"))
+
+    def _fail(self, fault: Fault) -> None:
+        """Write an error and end, without the error if a response has started or must come before it."""
+        self._stop_arrival_timer()
+        self.refused(fault)
+        served = self._in_progress
+        if served is not None and (served.response_started or served is not self.cycle):
+            self._close()
+        else:
+            lines = [b"HTTP/1.1 %d %s" % (fault.status, HTTPStatus(fault.status).phrase.encode())]
+            lines += [b"%s: %s" % pair for pair in fault.all_headers() if pair[0] != b"connection"]
+            lines += [b"content-length: %d" % len(fault.body), b"connection: close", b"", fault.body]
+            self.transport.write(b"\r\n".join(lines))
+            if len(self.connections) > self.limits.connections + _DRAINED_CONNECTIONS:
+                self._close()
+                return
+            self._drain()
+        if served is not None:  # its task would wait for the rest of the body
+            self._disconnect()
+
+    @property
+    def _in_progress(self) -> RequestResponseCycle | None:
+        """Return the request that is being answered; others may wait behind it."""
+        served = self._served
+        return None if served is None or served.response_complete else served
+
+    def _disconnect(self) -> None:
+        """Tell the app that the client of the request in progress is gone."""
+        if (cycle := self._in_progress) is not None:
+            cycle.disconnected, cycle.waiting_for_100_continue = True, False
+            cycle.message_event.set()
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+
+    def _finish(self) -> None:
+        """Close after a response, draining a request that still arrives."""
+        if self._in_message and self.cycle is not None and self.cycle.response_complete:
+            self._stop_arrival_timer()
+            self._drain()
+        else:
+            self._close()
+
+    def _drain(self) -> None:
+        if self._drain_timer is None and not self.transport.is_closing():
+            self.pipeline.clear()
+            self.flow.resume_reading()
+            self._drain_left = self.limits.body_bytes + _DRAIN_BYTES
+            self._drain_timer = self.loop.call_later(_DRAIN_S, self._close)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_closing()
+
+    def _watch_closing(self) -> None:
+        if self.transport.is_closing():
+            self._write_timeout.start()
+
+    def _is_ending(self) -> bool:
+        return self._drain_timer is not None or self.transport.is_closing()
+
 
 _INTERVAL_S = 10.0
 
@@ -40,7 +344,7 @@ _RATE_LIMITED = RateLimitedWarnings()
 
 
 def server(
-    app: App | Any,
+    app: Any,
     limits: Limits,
     *,
     host: str = "127.0.0.1",
@@ -49,18 +353,11 @@ def server(
     drain_s: float | None = None,
     proxies: str | None = None,
 ) -> uvicorn.Server:
-    """Return a server for an app: ``await server.serve(sockets)`` runs it until ``should_exit``.
+    """Return a server for an app, of which ``refused`` gets every Fault: ``await server.serve(sockets)`` runs it.
 
-    The app's ``refused`` is called with every Fault of the server. ``port`` 0 picks a free one; with a ``tls.ca``
-    clients must present a certificate signed by it. ``drain_s`` bounds requests in progress during shutdown; the
-    X-Forwarded-For of ``proxies`` (comma-separated addresses) is trusted.
+    ``port`` 0 picks a free one; with a ``tls.ca`` clients must present a certificate. ``drain_s`` bounds requests in
+    progress during shutdown; the X-Forwarded-For of ``proxies`` is trusted.
     """
-    try:
-        import uvicorn
-
-        from lengthwise.gateway.edge.http_protocol import HttpProtocol
-    except ImportError as error:
-        raise MissingExtraError("lengthwise serve", "gateway") from error
     logging.getLogger("uvicorn.error").addFilter(_RATE_LIMITED)  # adds it once, however often this runs
     members: dict[str, Any] = {"limits": limits}
     if (refused := getattr(app, "refused", None)) is not None:

@@ -28,85 +28,62 @@ _ERRORS = {
     "504": "An engine did not answer in time",
 }
 _DESCRIPTION = "Completions by OpenAI's API in length-aware order. Fields that are not listed go on to the engine."
-_OPEN_ERRORS = ("400", "431")
 
 
 def document(limits: Limits, *, keys: bool) -> bytes:
     """Return the document as JSON; ``keys`` states whether requests need one."""
+    security: list[Json] = [{"key": []}] if keys else []
     components: Json = {"schemas": _schemas(limits)}
     if keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    return msgspec.json.encode({
-        "openapi": "3.1.0",
-        "info": {"title": "lengthwise gateway", "version": "1", "description": _DESCRIPTION},
-        "paths": _paths([{"key": []}] if keys else []),
-        "components": components,
-    })  # fmt: skip
-
-
-def _paths(security: list[Json]) -> Json:
     name: Json = {"name": "model", "in": "path", "required": True, "schema": _STRING | {"minLength": 1}}
-    model = _get("retrieveModel", "Model", ("400", "401", "404", "429", "431"), security)
-    return {
-        "/v1/chat/completions": {"post": _post("createChatCompletion", "Chat", security)},
-        "/v1/completions": {"post": _post("createCompletion", "Completion", security)},
-        "/v1/models": {"get": _get("listModels", "Models", ("400", "401", "429", "431"), security)},
-        "/v1/models/{model}": {"get": model | {"parameters": [name]}},
-        "/health": {"get": _get("health", "Status", _OPEN_ERRORS, [])},
-        "/ready": {"get": _get("ready", "Status", (*_OPEN_ERRORS, "503"), [])},
-        "/openapi.json": {"get": _get("openapi", "Object", _OPEN_ERRORS, [])},
+    gets = {
+        "/v1/models": _operation("listModels", "Models", "400 401 429 431", security),
+        "/v1/models/{model}": _operation("retrieveModel", "Model", "400 401 404 429 431", security)
+        | {"parameters": [name]},
+        "/health": _operation("health", "Status", "400 431", []),
+        "/ready": _operation("ready", "Status", "400 431 503", []),
+        "/openapi.json": _operation("openapi", "Object", "400 431", []),
     }
+    paths = {"/v1/chat/completions": {"post": _completion("createChatCompletion", "Chat", security)}}
+    paths["/v1/completions"] = {"post": _completion("createCompletion", "Completion", security)}
+    paths |= {path: {"get": operation} for path, operation in gets.items()}
+    info = {"title": "lengthwise gateway", "version": "1", "description": _DESCRIPTION}
+    return msgspec.json.encode({"openapi": "3.1.0", "info": info, "paths": paths, "components": components})
 
 
-def _post(name: str, schema: str, security: list[Json]) -> Json:
-    operation = _get(name, "Object", tuple(_ERRORS), security)
+def _completion(name: str, schema: str, security: list[Json]) -> Json:
+    operation = _operation(name, "Object", " ".join(_ERRORS), security)
     answer = operation["responses"]["200"]
     answer["description"] = "The response, or its events"
     answer["content"]["text/event-stream"] = {}
     return operation | {"requestBody": {"required": True, "content": _json(schema)}}
 
 
-def _get(name: str, schema: str, errors: tuple[str, ...], security: list[Json]) -> Json:
-    answer: Json = {"description": "As requested", "headers": _REQUEST_ID, "content": _json(schema)}
-    responses = {"200": answer} | {status: _error(status) for status in errors}
+def _operation(name: str, schema: str, errors: str, security: list[Json]) -> Json:
+    responses: Json = {"200": {"description": "As requested", "headers": _REQUEST_ID, "content": _json(schema)}}
+    retry = {"retry-after": {"schema": {"type": "integer", "minimum": 1}, "required": True}}
+    for status in errors.split():
+        headers = _REQUEST_ID | (retry if status in {"429", "503"} else {})
+        responses[status] = {"description": _ERRORS[status], "headers": headers, "content": _json("Error")}
     return {"operationId": name, "security": security, "responses": responses}
 
 
-def _error(status: str) -> Json:
-    retry = {"retry-after": {"schema": {"type": "integer", "minimum": 1}, "required": True}}
-    headers = _REQUEST_ID | (retry if status in {"429", "503"} else {})
-    return {"description": _ERRORS[status], "headers": headers, "content": _json("Error")}
-
-
 def _json(schema: str) -> Json:
-    return {"application/json": {"schema": _ref(schema)}}
-
-
-def _ref(name: str) -> Json:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _schemas(limits: Limits) -> Json:
-    return {
-        "Chat": _chat(limits),
-        "Completion": _completion(limits),
-        "Models": _object({"object": {"const": "list"}, "data": {"type": "array", "items": _ref("Model")}}),
-        "Model": _object({
-            "id": _STRING, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": _STRING,
-        }),
-        "Status": _object({"status": _STRING}),
-        "Object": {"type": "object"},
-        "Error": _object({"error": _object({"message": _STRING, "type": _STRING, "param": _TEXT, "code": _TEXT})}),
-    }  # fmt: skip
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
 def _object(properties: Json, required: tuple[str, ...] = ()) -> Json:
     return {"type": "object", "properties": properties, "required": list(required or properties)}
 
 
-def _both(limits: Limits) -> Json:
+def _integer(minimum: int, maximum: int) -> Json:
+    return {"type": ["integer", "null"], "minimum": minimum, "maximum": maximum}
+
+
+def _schemas(limits: Limits) -> Json:
     texts = {"type": "array", "items": _STRING, "maxItems": MAX_STOPS}
-    return {
+    both: Json = {
         "model": _STRING | {"minLength": 1, "maxLength": MAX_NAME},
         "stream": {"type": ["boolean", "null"]},
         "n": _integer(1, limits.n),
@@ -117,28 +94,27 @@ def _both(limits: Limits) -> Json:
         "prompt_cache_key": _TEXT,
         "vllm_xargs": {"type": ["object", "null"], "propertyNames": {"not": {"pattern": f"^{HINTS}"}}},
     } | {name: {"enum": [None, 0]} if name == "priority" else {"type": "null"} for name in ENGINE_FIELDS}
-
-
-def _chat(limits: Limits) -> Json:
     part = {"type": "object", "properties": {"type": _STRING, "text": _TEXT}}
     parts = {"type": "array", "items": {"anyOf": [_STRING, part]}}
     message = _object({"role": _STRING, "content": {"anyOf": [_TEXT, parts]}}, ("role",))
-    fields = _both(limits) | {
+    chat = {
         "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": limits.messages},
         "max_completion_tokens": _integer(1, limits.max_tokens),
         "logprobs": {"type": ["boolean", "null"]},
         "top_logprobs": _integer(0, MAX_LOGPROBS),
     }
-    return _object(fields, ("model", "messages"))
-
-
-def _completion(limits: Limits) -> Json:
     ids = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
     many = {"type": "array", "minItems": 1, "maxItems": limits.messages}
     prompt = [_STRING, many | {"items": _STRING}, ids, many | {"items": ids}]
     own = {"prompt": {"anyOf": prompt}, "best_of": _integer(1, limits.n), "logprobs": _integer(0, MAX_LOGPROBS)}
-    return _object(_both(limits) | own, ("model", "prompt"))
-
-
-def _integer(minimum: int, maximum: int) -> Json:
-    return {"type": ["integer", "null"], "minimum": minimum, "maximum": maximum}
+    model = {"id": _STRING, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": _STRING}
+    models = {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}
+    return {
+        "Chat": _object(both | chat, ("model", "messages")),
+        "Completion": _object(both | own, ("model", "prompt")),
+        "Models": _object({"object": {"const": "list"}, "data": models}),
+        "Model": _object(model),
+        "Status": _object({"status": _STRING}),
+        "Object": {"type": "object"},
+        "Error": _object({"error": _object({"message": _STRING, "type": _STRING, "param": _TEXT, "code": _TEXT})}),
+    }

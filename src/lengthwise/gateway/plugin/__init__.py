@@ -1,8 +1,4 @@
-"""Schedulers for vLLM: ``--scheduler-cls lengthwise.gateway.plugin.LengthScheduler`` or ``...RraScheduler``.
-
-The first orders requests by predicted length, the second runs the phases of an RRA schedule, in vLLM's environment
-with this package installed without its dependencies, or on PYTHONPATH. Importing them does not import vLLM.
-"""
+"""Schedulers for vLLM: ``--scheduler-cls lengthwise.gateway.plugin.LengthScheduler`` or ``...RraScheduler``."""
 
 from lengthwise.gateway.plugin.length_scheduler import LengthScheduler
 from lengthwise.gateway.plugin.rra_scheduler import EngineState, Phase, PhaseTracker, RraScheduler

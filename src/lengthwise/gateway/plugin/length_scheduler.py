@@ -23,11 +23,7 @@ _MANY, _SORT_EVERY = 8, 100
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Scheduling state of a request; ``number`` counts arrivals and ``admission`` the last admission (-1: never).
-
-    ``queued_for_s`` is the total time in the queue up to the last admission; ``overdue``: longer than ``max_wait_s``.
-    ``stable`` is the number of generated tokens below which the request is not preempted again.
-    """
+    """Scheduling state of a request; ``admission`` counts admissions (-1: never), up to ``stable`` tokens it stays."""
 
     request: Any
     hint: Hint
@@ -44,10 +40,7 @@ class Entry:
 
 
 class Registry:
-    """Entries of one engine's requests and the order of its queue.
-
-    ``num_unhinted`` counts requests without a valid length, ``error`` is the last reason.
-    """
+    """Entries of one engine's requests and the order of its queue; ``error`` is why a length was invalid."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self.settings, self._clock = settings, clock
@@ -118,11 +111,7 @@ class Registry:
         return self._changed or self._policy.every_step
 
     def in_order(self, waiting: Iterable[Any]) -> list[Any]:
-        """Return the waiting requests in order.
-
-        The few pending ones are inserted into the rest, which is in order. Every ``_SORT_EVERY`` calls the complete
-        queue is sorted, in case vLLM reordered it without the plug-in's knowledge.
-        """
+        """Return the waiting requests in order; at times all are sorted, in case vLLM reordered them."""
         queue, pending = list(waiting), self._pending
         self._pending, self._changed, self._merges = {}, False, self._merges + 1
         if self._policy.every_step or len(pending) * _MANY > len(queue) or self._merges >= _SORT_EVERY:
@@ -140,10 +129,7 @@ class Registry:
         return ordered
 
     def worst_last(self, running: Iterable[Any]) -> list[Any]:
-        """Return the running requests with the preferred victim last; prefills are preempted before decodes.
-
-        Prefills also stand last in vLLM's order of admission: a step's tokens go to decodes first.
-        """
+        """Return the running requests, prefills last and among these the worst: the last is preempted first."""
         now_s = self._clock()
 
         def place(request: Any) -> tuple[bool, Key]:
@@ -161,18 +147,14 @@ class Registry:
     def rank_key(self, now_s: float, entry: Entry) -> float:
         """Return the rank's key; NaN becomes infinity, the last place."""
         request, generated = entry.request, entry.request.num_output_tokens
-        predicted, remaining = self._lengths(entry)
+        predicted, remaining = self.lengths(entry)
         waited_s = entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.queued_s
         lengths = request.num_prompt_tokens, generated, predicted, remaining, math.nan
         counts = entry.hint.priority, entry.admission, entry.cuts, math.nan, 0
         key = float(self._rank(now_s, entry.arrival_s, *lengths, waited_s, *counts))
         return math.inf if math.isnan(key) else key
 
-    def remaining_tokens(self, entry: Entry) -> float:
-        """Return the predicted remaining tokens, at least 1."""
-        return self._lengths(entry)[1]
-
-    def _lengths(self, entry: Entry) -> tuple[float, float]:
+    def lengths(self, entry: Entry) -> tuple[float, float]:
         """Return the length predicted at the last window, and the remaining tokens, at least 1."""
         window, generated = self.settings.window_tokens, entry.request.num_output_tokens
         predicted = entry.hint.predicted_tokens(generated // window * window)
@@ -192,11 +174,7 @@ PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens, as in the gatew
 
 
 class Preemption:
-    """Apply the preemption policy to the first waiting request and the worst running one.
-
-    It is due after a change of the queue and every ``window_tokens`` steps. Requests that were preempted too often,
-    are overdue or have not generated ``window_tokens`` since are not victims; only strictly better keys preempt.
-    """
+    """Apply the preemption policy after a change of the queue and every ``window_tokens`` steps."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float]) -> None:
         self._registry, self._settings, self._clock = registry, registry.settings, clock
@@ -204,13 +182,10 @@ class Preemption:
         self._steps, self._pending, self._last_s = 0, False, -math.inf
 
     def is_due(self, *, changed: bool, blocked: bool) -> bool:
-        """Return whether to look for a victim; call it once per step.
-
-        ``blocked`` means that no waiting request can be admitted.
-        """
+        """Return whether to look for a victim, once per step; ``blocked``: no waiting request can be admitted."""
         self._steps += 1
         self._pending |= changed or self._steps >= self._settings.window_tokens
-        if not (blocked and self._pending) or self._clock() < self._last_s + self._settings.preemption_interval_s:
+        if not (blocked and self._pending) or self._clock() < self._last_s + 1 / self._settings.cuts_per_s:
             return False
         self._steps, self._pending = 0, False
         return True
@@ -225,18 +200,11 @@ class Preemption:
         if other is None:
             return None
         request = other.request
-        gain = self._gain(
-            -math.inf if own.overdue else registry.rank_key(now_s, own),
-            registry.rank_key(now_s, other),
-            registry.remaining_tokens(own),
-            registry.remaining_tokens(other),
-            request.num_output_tokens,
-            (request.num_prompt_tokens + request.num_output_tokens) * PREFILL_WEIGHT / len(running),
-            len(running),
-            num_waiting,
-            own.queued_for_s + now_s - own.queued_s,
-            other.cuts,
-        )
+        keys = (-math.inf if own.overdue else registry.rank_key(now_s, own), registry.rank_key(now_s, other))
+        lengths = (registry.lengths(own)[1], registry.lengths(other)[1], request.num_output_tokens)
+        recompute = (request.num_prompt_tokens + request.num_output_tokens) * PREFILL_WEIGHT / len(running)
+        waited_s = own.queued_for_s + now_s - own.queued_s
+        gain = self._gain(*keys, *lengths, recompute, len(running), num_waiting, waited_s, other.cuts)
         return request if gain > 0 else None
 
     def record(self, victim: Any) -> None:
@@ -260,7 +228,8 @@ class QueueOrder:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = Registry(settings, clock)
-        self._preemption = Preemption(self.registry, clock) if settings.preempts else None
+        preempts = settings.preemption != "never" and settings.max_preemptions > 0 and settings.cuts_per_s > 0
+        self._preemption = Preemption(self.registry, clock) if preempts else None
         self._window, self._since_sorted, self._has_warned = settings.window_tokens, settings.window_tokens, False
         self._clock, self._admission_blocked = clock, False
 
@@ -349,19 +318,11 @@ class OrderedScheduler(vllm_adapter.GuardedScheduler):
 
 
 class LengthScheduler:
-    """Create the scheduler that vLLM would create, with its queue in order of predicted length.
-
-    If in doubt, create vLLM's own and log the reason.
-    """
+    """Create vLLM's scheduler with its queue in order of predicted length; if in doubt unchanged, with a log."""
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
         """Return a scheduler."""
         return _PLUGIN.create(cls.__name__, args, keywords)
-
-
-def _description(settings: Settings) -> str:
-    policies = f"rank {settings.rank}, preemption {settings.preemption}"
-    return f"orders this engine: {policies}; after {settings.max_wait_s:g} s no later arrival overtakes a request"
 
 
 _PLUGIN = vllm_adapter.SchedulerPlugin(
@@ -370,6 +331,9 @@ _PLUGIN = vllm_adapter.SchedulerPlugin(
     lambda base, _: vllm_adapter.class_warnings(base, import_module("vllm.v1.request").Request),
     vllm_adapter.scheduler_warnings,
     QueueOrder,
-    _description,
+    lambda settings: (
+        f"orders this engine: rank {settings.rank}, preemption {settings.preemption}; "
+        f"after {settings.max_wait_s:g} s no later arrival overtakes a request"
+    ),
     "order",
 )

@@ -35,9 +35,8 @@ class EngineState:
 class Phase:
     """Prefill phase and the decode iterations after it; ``started_s`` is on the engine's monotonic clock.
 
-    ``prompt_tokens`` excludes those of the prefix cache. ``encode_s`` ends at the first decode iteration, ``decode_s``
-    at the next phase. ``decode_batch`` counts the sequences of the first decode iteration, ``decode_seqs`` those of all
-    summed up. ``requests`` are the engine's ids of the admitted requests.
+    ``prompt_tokens`` excludes the prefix cache. ``encode_s`` ends at the first decode iteration, ``decode_batch``
+    counts its sequences and ``decode_seqs`` those of all.
     """
 
     number: int
@@ -54,11 +53,7 @@ class Phase:
 
 
 class PhaseTracker:
-    """Phases of one engine by the simulator's RRA batching policy.
-
-    Call ``admits`` before a step, ``encoded`` or ``decoded`` after it. ``phases`` are the last finished ones, each also
-    passed to ``on_phase``; ``current`` is the running one.
-    """
+    """Phases of one engine by the simulator's RRA policy; call ``admits`` before a step, one of the others after it."""
 
     def __init__(
         self, policy: Policy, clock: Callable[[], float], on_phase: Callable[[Phase], None] = lambda _: None
@@ -75,10 +70,7 @@ class PhaseTracker:
         return self._empty_steps >= _BLOCKED_STEPS
 
     def admits(self, state: EngineState, tokens: Iterable[int] = ()) -> int | None:
-        """Return the number of requests that a prefill step may still admit; None: the step decodes.
-
-        ``tokens`` are those of each waiting request in order, read only if the schedule resizes batches by them.
-        """
+        """Return how many requests, of so many ``tokens`` each, a prefill step may admit; None: the step decodes."""
         if self.blocked:  # continue as if nothing ran: what the phase waits for does not come
             self._is_encoding, state = False, replace(state, decodes=0, partial=0)
         if self._is_encoding:
@@ -90,6 +82,9 @@ class PhaseTracker:
         if starts and (count or state.decodes):
             self._start()
         if count == 0 and (state.decodes or not state.partial):
+            phase = self.current or self._start()
+            if phase.decode_steps == 0:  # the first decode step ends the prefill phase
+                phase.encode_s = self._clock() - phase.started_s
             return None
         self._is_encoding, self._remaining = True, count
         return count
@@ -104,12 +99,6 @@ class PhaseTracker:
         phase.admitted += len(requests)
         phase.prompt_tokens += tokens
         phase.encode_steps += tokens > 0
-
-    def start_decode(self) -> None:
-        """Record, before it, a decode step: the first one ends the prefill phase."""
-        phase = self.current or self._start()
-        if phase.decode_steps == 0:
-            phase.encode_s = self._clock() - phase.started_s
 
     def decoded(self, sequences: int) -> None:
         """Record a decode step."""
@@ -157,19 +146,11 @@ class PhaseTracker:
         self, state: EngineState, steps: int, prompts: int, tokens: int, next_tokens: int
     ) -> tuple[int, int]:
         """Return (admissions, flags) of the policy for one stage with no step in flight."""
-        given = self._parameters | {
-            "decodes": state.decodes,
-            "prefills": state.partial,
-            "waiting": state.waiting,
-            "num_running": state.decodes + state.partial + prompts,
-            "in_flight": 0,
-            "stages": 1,
-            "phase_steps": steps,
-            "phase_rounds": max(0, steps - 1),
-            "step_prompts": prompts,
-            "step_tokens": tokens,
-            "next_tokens": next_tokens,
-        }
+        running = state.decodes + state.partial + prompts
+        engine = {"decodes": state.decodes, "prefills": state.partial, "num_running": running, "waiting": state.waiting}
+        phase = {"phase_steps": steps, "phase_rounds": max(0, steps - 1), "in_flight": 0, "stages": 1}
+        step = {"step_prompts": prompts, "step_tokens": tokens, "next_tokens": next_tokens}
+        given = self._parameters | engine | phase | step
         admit, _, flags = self._policy.function(*(given[name] for name in self._policy.arguments))
         return int(admit), int(flags)
 
@@ -178,11 +159,7 @@ NEVER = 1 << 62  # a step number that no engine reaches
 
 
 class StepRestriction:
-    """Restrict one step to at most ``admit`` admissions without the paused requests; ``release`` ends it.
-
-    Paused requests are skipped by vLLM's own rule for decodes that are not due yet (``next_decode_eligible_step``):
-    they stay in the batch with their slot and blocks, and workers support unscheduled requests anyway.
-    """
+    """Restrict one step to ``admit`` admissions without paused requests, by vLLM's rule for decodes not due yet."""
 
     def __init__(self, scheduler: Any, *, encodes: bool, admit: int, paused: list[Any]) -> None:
         self.encodes = encodes
@@ -224,8 +201,6 @@ class PhaseHooks:
         available = scheduler.max_num_active_reqs - len(running) - scheduler.num_waiting_for_streaming_input
         state = EngineState(len(decodes), len(partial), sum(map(len, queues)), max(0, available))
         admit = self.tracker.admits(state, (request.num_tokens for request in itertools.chain(*queues)))
-        if admit is None:
-            self.tracker.start_decode()
         paused = [] if self.tracker.blocked else partial if admit is None else decodes
         return StepRestriction(scheduler, encodes=admit is not None, admit=admit or 0, paused=paused)
 
@@ -310,12 +285,7 @@ REQUEST = frozenset(
 
 
 class RraScheduler:
-    """Create the scheduler that vLLM would create, restricted to phases.
-
-    A phase prefills ``prefill_batch`` requests (complete prompts, over as many steps as the token budget requires,
-    while decodes pause), then decodes ``decode_steps`` times without admissions. When no request decodes the next phase
-    starts at once. If in doubt, create vLLM's own scheduler and log the reason.
-    """
+    """Create vLLM's scheduler restricted to phases; if in doubt unchanged, with a log."""
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
         """Return a scheduler."""

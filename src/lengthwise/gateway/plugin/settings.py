@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -20,15 +20,9 @@ _UNAVAILABLE = ("index_tokens", "service_tokens", "batch")  # arguments of ranks
 class Settings:
     """Order of the queue and preemption; the defaults are those of the gateway's mode ``isrtf``.
 
-    Only the preemption policy decides: the preemption cost that the gateway learns for each engine is unknown here.
-
-    Attributes:
-        preemption: When a waiting request preempts a running one. "never": only a lack of memory preempts (SRTF).
-        window_tokens: Tokens between two updates of predictions and checks for preemption.
-        max_wait_s: Requests that have waited longer in total come before all others, in order of arrival.
-        max_preemptions: Of one request; ``cuts_per_s`` limits all requests together.
-        prior_tokens: Assumed length of requests without a hint.
-        trust_version: Whether to modify untested versions of vLLM.
+    ``window_tokens`` lie between two checks for preemption. ``max_preemptions`` is of one request, ``cuts_per_s`` of
+    all; ``preemption`` "never" leaves it to a lack of memory. ``prior_tokens`` is the length of requests without a
+    hint. ``trust_version``: modify untested versions of vLLM.
     """
 
     rank: str = "srtf"
@@ -60,16 +54,6 @@ class Settings:
             raise InputError(f"lengthwise: {rule}. Use it in the gateway")
         return policy
 
-    @property
-    def preempts(self) -> bool:
-        """Whether a waiting request may preempt a running one."""
-        return self.preemption != "never" and self.max_preemptions > 0 and self.cuts_per_s > 0
-
-    @property
-    def preemption_interval_s(self) -> float:
-        """Minimum time between two preemptions."""
-        return 1 / self.cuts_per_s if self.cuts_per_s > 0 else math.inf
-
 
 def settings_of(additional_config: Any) -> Settings:
     """Return the settings in vLLM's ``additional_config``; raise InputError for invalid ones."""
@@ -90,17 +74,11 @@ def _table_of(additional_config: Any, settings: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RraSettings:
-    """RRA schedule (ExeGPT).
+    """RRA schedule (ExeGPT): ``prefill_batch`` is B_E, ``decode_steps`` N_D, ``decode_batch`` the mean B_D.
 
-    Attributes:
-        prefill_batch: New requests of one prefill phase, B_E.
-        decode_steps: Decode iterations between two prefill phases, N_D.
-        threshold: Share by which a prefill phase's prompt tokens, and the decode batch, may deviate from their means
-            before prefill phases are resized; None: never.
-        prompt_tokens: Mean prompt tokens of one prefill phase, all requests together; for ``threshold``.
-        decode_batch: Mean decode batch, B_D; for ``threshold``.
-        record: File to which a JSON line per phase is appended; "": none.
-        trust_version: Whether to modify untested versions of vLLM.
+    ``threshold`` is the share by which a prefill phase's prompt tokens (``prompt_tokens`` in the mean, all requests
+    together) and the decode batch may deviate before prefill phases are resized; None: never. A JSON line per phase is
+    appended to the file ``record``.
     """
 
     prefill_batch: int
@@ -143,11 +121,7 @@ _MAX_LATER = 64
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Predicted length and class (smaller ones are scheduled earlier) of one request.
-
-    ``later`` has (generated tokens, predicted length from then on), increasing. ``error`` describes an invalid hint, of
-    which invalid values count as absent.
-    """
+    """Predicted length and class (smaller ones first); ``later`` has (generated tokens, length from then on)."""
 
     total_tokens: float
     later: tuple[tuple[float, float], ...] = ()
@@ -181,18 +155,11 @@ def hint_of(extra_args: Any, max_tokens: int, prior_tokens: float) -> Hint:
 
 
 def _length(value: Any) -> float | None:
-    """Return a valid length, or None."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= sys.float_info.max else None
 
 
 def _parse_updates(value: Any, limit: float) -> tuple[tuple[float, float], ...] | None:
-    """Return valid pairs, or None."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or len(value) % 2 or len(value) > 2 * _MAX_LATER:

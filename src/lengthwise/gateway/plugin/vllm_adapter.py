@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 TESTED = ("0.32.0",)  # versions of vLLM on which tests/live/test_live_plugin*.py and test_live_rra.py were run
 METHODS = {
@@ -39,10 +39,7 @@ def version_warnings(version: str, *, trusted: bool) -> Iterator[str]:
 
 
 def class_warnings(
-    scheduler: type,
-    request: type,
-    methods: Mapping[str, tuple[str, ...]] = METHODS,
-    attributes: frozenset[str] = REQUEST,
+    scheduler: type, request: type, methods: Mapping[str, tuple[str, ...]] = METHODS, names: frozenset[str] = REQUEST
 ) -> Iterator[str]:
     """Yield a warning for each missing or changed method of the scheduler class, and for missing request attributes."""
     for name, parameters in methods.items():
@@ -52,7 +49,7 @@ def class_warnings(
         elif tuple(inspect.signature(method).parameters)[1 : 1 + len(parameters)] != parameters:
             yield f"its {name} takes {inspect.signature(method)}"
     code = getattr(inspect.getattr_static(request, "__init__"), "__code__", None)
-    if missing := attributes - set(code.co_names if code else ()):
+    if missing := names - set(code.co_names if code else ()):
         yield f"its requests have no {', '.join(sorted(missing))}"
     if not isinstance(inspect.getattr_static(request, "num_output_tokens", None), property):
         yield "its requests have no property num_output_tokens"
@@ -98,28 +95,19 @@ class GuardedScheduler:
             return None
 
 
-S = TypeVar("S")
-
-
 @dataclass(frozen=True)
-class SchedulerPlugin(Generic[S]):
-    """Way to modify vLLM's scheduler.
+class SchedulerPlugin:
+    """Way to modify vLLM's scheduler: ``mixin`` comes before vLLM's class, ``hooks`` make its ``lengthwise``.
 
-    Attributes:
-        mixin: Placed in front of vLLM's class.
-        settings: Parses vLLM's ``additional_config``.
-        class_warnings: Yields reasons against it, given vLLM's class and configuration.
-        object_warnings: Yields reasons against it, given a scheduler object.
-        hooks: Creates the mixin's ``lengthwise`` from the settings.
-        subject: Part of an unmodified engine that the log names.
+    The warnings are reasons against it; ``subject`` is what an unmodified engine keeps, for the log.
     """
 
     mixin: type
-    settings: Callable[[Any], S]
+    settings: Callable[[Any], Any]
     class_warnings: Callable[[type, Any], Iterator[str]]
     object_warnings: Callable[[Any], Iterator[str]]
-    hooks: Callable[[S], Any]
-    description: Callable[[S], str]
+    hooks: Callable[[Any], Any]
+    description: Callable[[Any], str]
     subject: str
 
     def create(self, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -127,6 +115,7 @@ class SchedulerPlugin(Generic[S]):
         config = keywords.get("vllm_config", args[0] if args else None)
         base = scheduler_class(config)
         warnings: list[str] = []
+        kept = f"lengthwise: this engine keeps its own {self.subject}: %s"
         try:
             settings = self.settings(getattr(config, "additional_config", None))
             if base.__name__ not in ("AsyncScheduler", "Scheduler"):
@@ -137,7 +126,7 @@ class SchedulerPlugin(Generic[S]):
         except Exception as error:  # noqa: BLE001 - the engine must start whatever is wrong
             warnings.append(str(error) or type(error).__name__)
         if warnings:
-            self._log(warnings)
+            log.warning(kept, "; ".join(warnings))
             return base(*args, **keywords)
         scheduler = type(name, (self.mixin, base), {"__module__": __name__})(*args, **keywords)
         try:
@@ -146,14 +135,11 @@ class SchedulerPlugin(Generic[S]):
         except Exception as error:  # noqa: BLE001
             warnings = [str(error) or type(error).__name__]
         if warnings:
-            self._log(warnings)
+            log.warning(kept, "; ".join(warnings))
         else:
             scheduler.lengthwise = hooks
             log.info("lengthwise %s", self.description(settings))
         return scheduler
-
-    def _log(self, warnings: list[str]) -> None:
-        log.warning("lengthwise: this engine keeps its own %s: %s", self.subject, "; ".join(warnings))
 
 
 def scheduler_class(config: Any) -> Any:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import not_
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTED
-from lengthwise.gateway.relay.failures import UpstreamError
+from lengthwise.gateway.relay.failures import QueueFullError, UpstreamError
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
-from lengthwise.gateway.relay.upstream import Attempt, queue_full_error
+from lengthwise.gateway.relay.upstream import Attempt, UpstreamConnection, read_up_to
 from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.predict.distribution import LEVELS
 
@@ -55,10 +57,6 @@ def _no_logprobs(given: Any) -> bool:
     return given is None or given is False  # 0 requests the log-probability of the chosen token
 
 
-def _text_format(given: Any) -> bool:
-    return given is None or (isinstance(given, Mapping) and given.get("type") == "text")
-
-
 _CHECKS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "counts output tokens but not prompt tokens": {"presence_penalty": _neutral(0), "frequency_penalty": _neutral(0)},
     "engines differ in whether the prompt counts": {"repetition_penalty": _neutral(1)},
@@ -71,7 +69,7 @@ _CHECKS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "the prompt changes": {"prompt_logprobs": _no_logprobs, "echo": not_},
     "the model reads text after the output": {"suffix": not_},
     "the state of the grammar would be lost": {
-        "response_format": _text_format,
+        "response_format": lambda given: given is None or (isinstance(given, Mapping) and given.get("type") == "text"),
         **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), not_),
     },
     "the parser of tool calls reads one response": {
@@ -169,7 +167,10 @@ def plan(client_request: ClientRequest, resumes: bool, *, window_tokens: int, pr
     conflict = resume_conflict(fields)
     if not stream and max_tokens is not None and max_tokens <= window_tokens:
         conflict = "max_tokens: so short an output is restarted"
-    return Plan(ResponseOptions.from_fields(api, stream, fields), fields, conflict, max_tokens, unset_defaults(fields))
+    wanted = given if isinstance(given := fields.get("stream_options"), dict) else {}
+    usage, usage_each = bool(wanted.get("include_usage")), bool(wanted.get("continuous_usage_stats"))
+    options = ResponseOptions(api, stream, usage, usage_each, ids=bool(fields.get("return_token_ids")))
+    return Plan(options, fields, conflict, max_tokens, unset_defaults(fields))
 
 
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -177,8 +178,6 @@ _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 def insert_fields(body: bytes, fields: Fields) -> bytes:
     """Insert new fields at the start of a JSON object, without parsing it."""
-    import msgspec
-
     if not fields:
         return body
     start = body.index(b"{") + 1
@@ -187,12 +186,7 @@ def insert_fields(body: bytes, fields: Fields) -> bytes:
 
 
 def merge_fields(body: bytes, fields: Fields) -> bytes:
-    """Set fields of a JSON object; objects of the same name are merged, other values replaced.
-
-    The body is parsed only if one of the names may occur in it, as it is or spelled with escapes.
-    """
-    import msgspec
-
+    """Set fields of a JSON object, which is parsed only where one may occur; objects of the same name are merged."""
     if b"\\u" in body or any(b'"%b"' % name.encode() in body for name in fields):
         own = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if not own.keys().isdisjoint(fields):
@@ -206,8 +200,6 @@ def merge_fields(body: bytes, fields: Fields) -> bytes:
 
 def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> bytes:
     """Return the client's body; for a tracked response, with token ids (and a stream) requested."""
-    import msgspec
-
     if not plan.is_tracked_at(worker):
         return client_request.body
     ids = {} if plan.options.ids else {"return_token_ids": True}
@@ -217,10 +209,7 @@ def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> byt
 
 
 def continuation_body(plan: Plan, response: TrackedStream, worker: Worker, num_tokens: int) -> bytes | None:
-    """Return the body that continues after ``num_tokens`` tokens; None if the output is at its limit.
-
-    Raises UpstreamError where this worker, or no worker, can continue the output.
-    """
+    """Return the body that continues after ``num_tokens`` tokens (None: at its limit), or raise UpstreamError."""
     if num_tokens < response.flushed_tokens and response.partial_ids_sent:
         detail = "the client has received token ids of half a character"
         raise UpstreamError("cannot go on", detail, engine_fault=False, code="ids_ahead")
@@ -236,12 +225,7 @@ def continuation_body(plan: Plan, response: TrackedStream, worker: Worker, num_t
 
 
 def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, remaining: int) -> bytes:
-    """Return a body for ``/v1/completions`` that continues an output of ``generated`` tokens with ``remaining`` more.
-
-    ``prompt_ids`` and ``ids`` (of the output so far) are texts of JSON lists, ``fields`` those of the client's body.
-    """
-    import msgspec
-
+    """Return a body for ``/v1/completions`` that continues an output; ids are texts of JSON lists without brackets."""
     own = {name: value for name, value in fields.items() if name in FORWARDED_FIELDS and value not in (None, [], "")}
     own.pop("logprobs", None)
     min_tokens = int(fields.get("min_tokens") or 0) - generated
@@ -250,13 +234,6 @@ def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, 
     own |= {"model": fields["model"], "max_tokens": remaining, "return_token_ids": True, **_STREAM}
     prompt = prompt_ids + b"," + ids if ids else prompt_ids
     return b'{"prompt":[' + prompt + b"]," + msgspec.json.encode(own)[1:]
-
-
-def attempt_headers(client_request: ClientRequest, attempt: int) -> list[tuple[str, str]]:
-    """Return the headers of the ``attempt``-th attempt (from 1): no engine sees the same request id twice."""
-    if attempt < 2:
-        return client_request.headers
-    return [(name, f"{value}-{attempt}" if name == "X-Request-Id" else value) for name, value in client_request.headers]
 
 
 def new_response(
@@ -275,6 +252,9 @@ def new_response(
     return AssembledResponse(plan.options, max_bytes, prompt_bytes)
 
 
+_MAX_ERROR_BYTES = 1 << 16
+
+
 class RequestRejectedError(Exception):
     """The engine rejects the request (4xx); its response goes to the client."""
 
@@ -283,24 +263,29 @@ class RequestRejectedError(Exception):
         self.status, self.body, self.content_type = status, body, content_type
 
 
-async def require_success(attempt: Attempt, *, resumed: bool, listed_model: str) -> None:
+async def require_success(
+    attempt: Attempt, connection: UpstreamConnection, *, resumed: bool, listed_model: str
+) -> None:
     """Raise QueueFullError, RequestRejectedError or UpstreamError unless the engine answers with 200.
 
-    ``resumed``: the request is a continuation, so that an engine has already accepted it. ``listed_model`` is the
-    request's model if the engine lists it: a 404 about it is the engine's fault.
+    ``resumed``: an engine has accepted the request before. ``listed_model`` is its model if the engine lists it: a 404
+    about it is the engine's fault.
     """
-    status = attempt.status
+    status = connection.status
     if status == 200:
         return
-    body = await attempt.read_rest()
+    body = await read_up_to(_MAX_ERROR_BYTES, attempt.read)
     if status in (503, 429):
-        raise queue_full_error(attempt.headers)
+        retry_after_s = None
+        with contextlib.suppress(ValueError):
+            retry_after_s = min(60.0, max(0.0, float(connection.headers.get("retry-after", ""))))
+        raise QueueFullError(retry_after_s)
     # 401, 403 and 407 are about the gateway's own key, which is no fault of a client.
     engine_fault = status >= 500 or status in (401, 403, 407)
     if status == 404 and listed_model:
         engine_fault = listed_model.encode() in body and b"model" in body.lower()
     if 400 <= status < 500 and not resumed and not engine_fault:
-        raise RequestRejectedError(status, body, attempt.headers.get("content-type", "application/json"))
+        raise RequestRejectedError(status, body, connection.headers.get("content-type", "application/json"))
     detail = body[:300].decode("utf-8", "replace")
     raise UpstreamError(f"http {status}", detail, status=status, engine_fault=engine_fault)
 
@@ -325,10 +310,7 @@ class SchedulingHints:
         return merge_fields(body, fields) if fields else body
 
     def fields(self, request: Request, worker: Any) -> dict[str, Any]:
-        """Return the hints for this worker, {} if there are none.
-
-        Its ``priority_sign`` is 1 if smaller priorities are scheduled first, -1 if larger, 0 if it takes none.
-        """
+        """Return the hints for this worker, {} if none; ``priority_sign`` is -1 where larger priorities come first."""
         if self._mode == "engine-priority" and worker.priority_sign:
             value = worker.priority_sign * self._priority(request)
             return {"priority": max(-MAX_PRIORITY, min(MAX_PRIORITY, value))}
@@ -350,12 +332,3 @@ class SchedulingHints:
             length = longer.mean() if self._level is None else longer[int(self._level * len(longer))]
             later += [at, round(float(length) - so_far, 1)]
         return {"vllm_xargs": hints | ({LATER: later} if later else {})}
-
-
-def hint_adder(
-    config: GatewayConfig, engine_priority: Callable[[Request], int]
-) -> Callable[[Request, Any, bytes], bytes] | None:
-    """Return the function that adds hints to bodies; None in modes in which the gateway orders."""
-    if config.order.mode not in ("engine-priority", "engine-plugin"):
-        return None
-    return SchedulingHints(config, engine_priority).add_to

@@ -16,13 +16,9 @@ MALFORMED, STALLED = "malformed", "stalled"
 
 
 class UpstreamError(Exception):
-    """An attempt at an engine failed.
+    """An attempt at an engine failed for ``reason`` ("no connection", "closed early", "stalled", "http 500", ...).
 
-    Attributes:
-        reason: Short phrase for logs and metrics: "no connection", "closed early", "stalled", "http 500", ...
-        status: HTTP status of the engine, 0 without one.
-        engine_fault: Whether the engine failed (and not, say, the request or the gateway).
-        code: Error code for the client where another engine cannot help; "" where a retry may.
+    ``status`` is the engine's, 0 without one; ``code`` is for the client where no other engine can help, else "".
     """
 
     def __init__(
@@ -30,16 +26,6 @@ class UpstreamError(Exception):
     ) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail, self.status, self.engine_fault, self.code = reason, detail, status, engine_fault, code
-
-    @property
-    def reported_by_engine(self) -> bool:
-        """Whether the engine reports the error, by status or inside its stream: the request may be at fault."""
-        return bool(self.status) or self.reason == IN_STREAM_ERROR
-
-    def is_outage(self, *, output_started: bool) -> bool:
-        """Return whether all requests at the engine fail with this one: it is gone, or fell silent amid an output."""
-        gone = self.reason in ("no connection", "closed early") or (self.reason == STALLED and output_started)
-        return self.engine_fault and gone
 
 
 def response_too_long(max_bytes: int, *, engine_fault: bool) -> UpstreamError:
@@ -57,19 +43,7 @@ class QueueFullError(Exception):
 
 
 class AttemptInterruptedError(Exception):
-    """The gateway stopped reading a response: ``cause`` is "cut", "worker gone", "client gone" or "slow reader"."""
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-
-
-class RequestFailedError(Exception):
-    """The client gets no (further) output; ``status`` is used if nothing has been sent to the client yet."""
-
-    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
+    """The gateway stopped reading a response: its text is "cut", "worker gone", "client gone" or "slow reader"."""
 
 
 MAX_RETRIES, MAX_CALLER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one caller
@@ -80,18 +54,11 @@ MAX_CALLERS = 4096
 
 def caller_of(client_request: ClientRequest) -> Hashable:
     """Return the key under which retries of a client are counted: tenant, else address, else session."""
-    return client_request.sender.tenant or client_request.sender.address or client_request.sender.session
+    return client_request.tenant or client_request.address or client_request.session
 
 
 class RetryBudget:
-    """Token bucket for retries and repeated fail-overs, in total and per caller.
-
-    Each request adds ``share`` retries. Without a budget every failure of an overloaded fleet adds load. A caller's own
-    bucket is half as large, so a caller whose requests always fail leaves half of the total to the others.
-
-    An engine that dies breaks everything it runs at once. That number is bounded, so the first fail-over of each of
-    those requests is free; a request that failed before may be the one that kills engines and needs budget.
-    """
+    """Token bucket for retries and repeated fail-overs: each request adds ``share``, a caller has half a bucket."""
 
     def __init__(self, share: float) -> None:
         self._share, self._left = share, MAX_RETRIES
@@ -119,35 +86,26 @@ class RetryBudget:
         return True
 
     def take_for(self, error: UpstreamError, caller: Hashable, *, failures: int, output_started: bool) -> bool:
-        """Return whether a failed request may be retried; spend budget unless its first engine broke down.
-
-        ``failures`` counts the engines that failed the request, ``output_started`` concerns the last one.
-        """
-        return (failures == 1 and error.is_outage(output_started=output_started)) or self.take(caller)
+        """Return whether a failed request may be retried; only if its first engine is gone it takes no budget."""
+        gone = error.reason in ("no connection", "closed early") or (error.reason == STALLED and output_started)
+        return (failures == 1 and error.engine_fault and gone) or self.take(caller)
 
 
 class FailureAttribution:
     """Decides whether failures of one request are the fault of engines or of the request, and reports to the fleet.
 
-    An engine that breaks off or stalls has failed. An engine that answers with an error (an HTTP status, or an event
-    inside its stream) may be right; a peer that gets the same request decides. If the peer serves it (for an in-stream
-    error: to its end), the engine is at fault; if the peer reports an error as well, the request is at fault and
-    nothing is reported.
-
-    Workers are compared by identity, not by name: a name may pass to a replacement, which is not at fault.
+    An engine that breaks off or stalls has failed. Of one that answers with an error a peer that gets the same request
+    decides: if it fails with an error as well, nothing is reported. Workers are compared by identity: a name may pass
+    to a replacement.
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
-        self._fleet, self._model, self._session = fleet, client_request.model, client_request.sender.session
-        self._worker: Worker | None = None
+        self._fleet, self._model, self._session = fleet, client_request.model, client_request.session
+        self.worker: Worker | None = None  # of the current attempt
         self._errors: dict[int, tuple[Worker, bool]] = {}
         """Workers that answered with an error, by id; True: inside a stream."""
         self._suspect: Worker | None = None  # worker whose 4xx is being checked at a peer
         self.caller = caller_of(client_request)
-
-    def on_attempt(self, worker: Worker) -> None:
-        """Note the worker of the current attempt."""
-        self._worker = worker
 
     def on_accepted(self) -> None:
         """Note a 200: a suspect that rejected the same request was wrong."""
@@ -157,30 +115,27 @@ class FailureAttribution:
 
     def on_error(self, error: UpstreamError) -> None:
         """Note a failure of the current worker."""
-        if (worker := self._worker) is None or not self._current(worker):
+        if (worker := self.worker) is None or not self._current(worker):
             return
-        if error.reported_by_engine:
+        if error.status or error.reason == IN_STREAM_ERROR:  # the engine reports it: the request may be at fault
             self._errors[id(worker)] = (worker, not error.status)
         else:
             self._fleet.failed(worker.name, error.reason)
 
     def on_first_output(self) -> None:
         """Note the first output of the current worker: workers that answered with an HTTP error are at fault."""
-        if name := self._current(self._worker):
+        if name := self._current(self.worker):
             self._fleet.started(name)
         if self._errors:
             self._report_errors(in_stream=False)
 
     def on_preempted(self) -> None:
         """Note that the current worker served the request up to its preemption."""
-        if name := self._current(self._worker):
+        if name := self._current(self.worker):
             self._fleet.succeeded(name, self._model)
 
     def on_finished(self) -> None:
-        """Note that the current worker served the request to its end.
-
-        The one worker that reported an in-stream error is at fault; of several, the request may be.
-        """
+        """Note that the worker served the request to its end; a single one with an in-stream error erred."""
         if sum(in_stream for _, in_stream in self._errors.values()) == 1:
             self._report_errors(in_stream=True)
         self._errors.clear()
@@ -195,10 +150,10 @@ class FailureAttribution:
 
     def should_check_rejection(self, budget: RetryBudget) -> bool:
         """Return whether a peer should get a rejected (4xx) request, as this engine rejects suspiciously many; once."""
-        name = self._current(self._worker) if self._suspect is None else ""
+        name = self._current(self.worker) if self._suspect is None else ""
         if not (name and self._fleet.suspects(name, self._model) and budget.take(self.caller)):
             return False
-        self._suspect = self._worker
+        self._suspect = self.worker
         return True
 
     def on_rejected(self) -> None:
@@ -207,7 +162,7 @@ class FailureAttribution:
             if name := self._current(self._suspect):
                 self._fleet.record_outcome(name, self._model, wrong=False)
             self._suspect = None
-        elif name := self._current(self._worker):
+        elif name := self._current(self.worker):
             self._fleet.rejected(name, self._model, self._session)
 
     def close(self) -> None:
@@ -221,7 +176,7 @@ class FailureAttribution:
         for key, (worker, inside) in list(self._errors.items()):
             if inside == in_stream:
                 del self._errors[key]
-                if worker is not self._worker and (name := self._current(worker)):
+                if worker is not self.worker and (name := self._current(worker)):
                     self._fleet.erred(name, None)
 
     def _current(self, worker: Worker | None) -> str:

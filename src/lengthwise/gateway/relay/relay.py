@@ -1,95 +1,512 @@
-"""Relays requests from the edge to the engines and their responses back."""
+"""Relays clients' requests to engines over their lives: attempts, preemption, resume, fail-over, and the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
+import re
+from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from lengthwise.backend.openai_protocol import CHAT, Server
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.relay.engine_request import plan
-from lengthwise.gateway.relay.failures import RetryBudget, caller_of
-from lengthwise.gateway.relay.request_session import Answer, RelayContext, RequestSession
-from lengthwise.gateway.request import ClientRequest, Request
-from lengthwise.gateway.scheduler_driver import SchedulerDriver
+from lengthwise.gateway.length_prediction import requested_tokens
+from lengthwise.gateway.protocols import ChunkWriter
+from lengthwise.gateway.relay import engine_request, failures
+from lengthwise.gateway.relay.engine_request import Plan, RequestRejectedError
+from lengthwise.gateway.relay.failures import AttemptInterruptedError, QueueFullError, UpstreamError
+from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
+from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
+from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
+from lengthwise.gateway.request import ClientRequest, Outcome, Rejection, Request
+from lengthwise.gateway.scheduler_driver import GONE, RequestFinishedError, RequestRefusedError, SchedulerDriver, Ticket
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Fleet, Worker
     from lengthwise.gateway.length_prediction import Forecaster
+
+_CONTEXT_IDS = 12
+_DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
+
+
+async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) -> int:
+    """Return after how many tokens another attempt can start: ``/detokenize`` shows half a character at the end."""
+    for num_dropped in range(response.partial_tokens):
+        ids = response.last_ids(_CONTEXT_IDS + num_dropped)
+        body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
+        try:
+            async with (
+                asyncio.timeout(_DETOKENIZE_TIMEOUT_S),
+                worker.session.post(Server(worker.url).root + "/detokenize", data=body, allow_redirects=False) as reply,
+            ):
+                text = str(msgspec.json.decode(await read_bounded(reply, _MAX_DETOKENIZED_BYTES))["prompt"])
+        except Exception:  # noqa: BLE001 - no usable answer, for whatever reason
+            text = ""
+        if not text.endswith("\ufffd"):
+            return response.flushed_tokens - num_dropped
+    return response.flushed_tokens
+
+
+MAX_TEXT_BYTES = 1 << 21  # most bytes of events retained for a predictor; the rest of the output is not read
+
+
+class GeneratedText:
+    """Collects the events that go to a client and parses them on demand."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._text = ""
+        self._size = 0
+        self._splitter = EventSplitter()
+
+    def add(self, events: bytes) -> None:
+        """Add events that go to the client."""
+        if self._size < MAX_TEXT_BYTES:
+            self._size += len(events)
+            self._parts.append(events)
+
+    def text(self) -> str:
+        """Return the text of all events so far."""
+        parts, self._parts, texts = self._parts, [], [self._text]
+        try:
+            for event in split_events(self._splitter.feed(b"".join(parts))):
+                with contextlib.suppress(ValueError, TypeError, AttributeError):
+                    choices = parse_object(event_data(event)).get("choices") or ()
+                    texts.append("".join(c.get("text") or (c.get("delta") or {}).get("content") or "" for c in choices))
+        except EventTooLongError:
+            self._size = MAX_TEXT_BYTES
+        self._text = "".join(texts)
+        return self._text
+
+
+Headers = list[tuple[bytes, bytes]]
+_STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Answer:
+    """Status, headers and body for the client; ``session`` yields the body after the first chunk."""
+
+    def __init__(self, status: int, headers: Headers, first: bytes, session: RequestSession | None = None) -> None:
+        self.status, self.headers = status, headers
+        self._first: bytes | None = first
+        self._session = session
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk, self._first = self._first, None
+        try:
+            if chunk is None and self._session is not None:
+                chunk = await self._session.next_or_error()
+        except BaseException:
+            await self.aclose()
+            raise
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    def attach_writer(self, writer: ChunkWriter) -> None:
+        """Write further chunks to a connection as they arrive; all chunks yielded before must have been written."""
+        if self._session is not None:
+            self._session.writer = writer
+
+    async def aclose(self) -> None:
+        """End the answer in whatever state; the engine aborts the request."""
+        if self._session is not None:
+            self._session.on_client_gone()
+
+
+def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
+    """Return an answer with a complete body."""
+    headers = [(b"content-type", content_type.encode("latin-1")), (b"content-length", b"%d" % len(body))]
+    return Answer(status, headers, body)
+
+
+_STOPPED = Rejection(503, "stopped", "The gateway stopped this request.", 1.0)
+
+
+def _error_body(error: Rejection) -> bytes:
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return msgspec.json.encode({"error": {"message": error.message, "type": kind, "param": None, "code": error.reason}})
+
+
+_QUEUE_FULL_CODE = re.compile(r'"code":\s?"?(?:503|429)\b')
+MAX_FAILURES = 3
+"""Engines at which one request may fail: a request that kills engines must not reach all of them."""
+
+
+class RequestSession:
+    """One request from its dispatch to its end; ``text`` is the output so far, for a predictor that reads it."""
+
+    def __init__(self, relay: Relay, client_request: ClientRequest, plan: Plan, ticket: Ticket) -> None:
+        self.client_request, self.plan, self.ticket = client_request, plan, ticket
+        self.response: Response | None = None  # the current response; None before it starts or after it was given up
+        self.text = GeneratedText() if relay.track_text and client_request.stream else None
+        self.writer: ChunkWriter | None = None  # client connection to which chunks go as they arrive
+        self._relay, self._config = relay, relay.config
+        self._attribution = failures.FailureAttribution(relay.fleet, client_request)
+        self._rejection: RequestRejectedError | None = None
+        """The rejection by one engine while a peer is asked."""
+        self._attempt: Attempt | None = None
+        self._worker: Worker | None = None
+        self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
+        self._next_window, self._content_type = 1, ""
+        self._full_since_s: float | None = None
+        self._resuming = self._output_started = self._attempt_output_started = False
+        self._retry_state_released = self._done = self._client_gone = False
+        ticket.on_interrupt = self._on_interrupt
+
+    async def respond(self) -> Answer:
+        """Return the answer once its first chunk, or an error, is known."""
+        try:
+            first = await self.next_chunk() or b""
+        except RequestRejectedError as rejection:
+            self._attribution.on_rejected()
+            return self._reject(rejection)
+        except RequestRefusedError as error:
+            if self._rejection is not None:  # no peer could be asked, so the engine's rejection stands
+                return self._reject(self._rejection)
+            return self._fail(error.rejection)
+        except RequestFinishedError:
+            return self._fail(_STOPPED)
+        except BaseException as error:
+            gone = isinstance(error, asyncio.CancelledError)
+            self.end(Outcome.CLIENT_GONE if gone else Outcome.FAILED, "before its answer began")
+            raise
+        if isinstance(self.response, BufferedResponse | AssembledResponse):
+            content_type = self._content_type if isinstance(self.response, BufferedResponse) else ""
+            return complete_answer(200, first, content_type or "application/json")
+        return Answer(200, _STREAM_HEADERS, first, self)
+
+    async def next_or_error(self) -> bytes | None:
+        """Return the next chunk, an error event if the request failed, None at the end."""
+        try:
+            return await self.next_chunk()
+        except RequestFinishedError:
+            error = _STOPPED
+        except RequestRejectedError as rejection:
+            error = Rejection(502, "engine_failed", f"the engine refused to continue: {rejection}")
+        except RequestRefusedError as refusal:
+            error = refusal.rejection
+        self.end(Outcome.FAILED, error.message)
+        return None if self._client_gone else b"data: " + _error_body(error) + b"\n\n"
+
+    def on_client_gone(self) -> None:
+        """End the request, as the client reads no more."""
+        self._client_gone = True
+        self.end(Outcome.CLIENT_GONE, "while its answer came")
+
+    def _reject(self, rejection: RequestRejectedError) -> Answer:
+        self.end(Outcome.REJECTED, str(rejection))
+        return complete_answer(rejection.status, rejection.body, rejection.content_type)
+
+    def _fail(self, error: Rejection) -> Answer:
+        self.end(Outcome.FAILED, error.message)
+        answer = complete_answer(error.status, _error_body(error), "application/json")
+        if error.retry_after_s is not None:
+            answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+        return answer
+
+    async def next_chunk(self) -> bytes | None:
+        """Return the next bytes, None at the end; raise Request{Rejected,Refused,Finished}Error instead of output."""
+        problem: Exception | None = None
+        while not self._done:
+            try:
+                current, problem = problem, None
+                if current is not None:
+                    out = await self._handle(current)
+                elif self._attempt is None:
+                    out = await self._start_attempt()
+                else:
+                    data = await self._read(self._attempt)
+                    out = b"" if data is None else self._process(self._attempt, data)
+                if out:
+                    return out
+            except (UpstreamError, QueueFullError, AttemptInterruptedError) as error:
+                problem = error
+            except RequestRejectedError as rejection:
+                if not self._attribution.should_check_rejection(self._relay.budget):
+                    raise
+                self._rejection = problem = rejection
+        return None
+
+    def _read(self, attempt: Attempt) -> Awaitable[bytes | None]:
+        """Return the awaitable next chunk of the engine; raise an error that it reported before."""
+        response = self.response
+        assert response is not None
+        if (error := response.error) is not None:
+            started = response.count > self._start_tokens or (response.sent and not self._resuming)
+            if not started and error.reason == failures.IN_STREAM_ERROR and _QUEUE_FULL_CODE.search(str(error)):
+                raise QueueFullError  # vLLM answers 200 and then reports in the stream that its queue is full
+            raise error
+        return attempt.read(None if self.writer is None else self._write_through)
+
+    def _write_through(self, data: bytes) -> bool:
+        """Write a chunk of the engine to the client as it arrives; return False if the reader has to take it."""
+        writer, attempt, response = self.writer, self._attempt, self.response
+        if writer is None or attempt is None or response is None or not writer.can_write():
+            return False
+        if out := self._process(attempt, data):
+            writer.write_chunk(out)
+        if self._done or response.error is not None:
+            attempt.wake()
+        return True
+
+    def _process(self, attempt: Attempt, data: bytes) -> bytes:  # noqa: C901
+        """Return the bytes for the client of a chunk of the engine (b"" at its end), after all counts are updated."""
+        response, ticket = self.response, self.ticket
+        assert response is not None
+        out = response.feed(data) if data else response.end()
+        if self.text is not None:
+            self.text.add(out)
+        if not self._attempt_output_started or response.count >= self._next_window:
+            self._note_progress(response)
+        ticket.tokens(response.count)
+        if not (response.resumable or ticket.nonpreemptible):
+            ticket.mark_nonpreemptible()
+        if out and not self._retry_state_released and response.sent:
+            self._release_retry_state(response)
+        if response.error is not None:
+            return out  # the next step raises the error, after the output before it
+        if response.finished or (response.complete and not data):
+            self._attempt = None
+            self._attribution.on_finished()
+            if attempt.at_end:
+                attempt.close()
+            else:
+                self._relay.spawn(attempt.drain())
+            self.end(Outcome.FINISHED, response.cause)
+        elif ticket.preempted.is_set() and not response.complete and (tracked := _preemptible(response)):
+            self._preempt_chunks += 1
+            if preempt := tracked.preempt_now(self._preempt_chunks):
+                attempt.interrupt("cut")
+            elif preempt is None:
+                ticket.mark_nonpreemptible()
+        return out
+
+    async def _start_attempt(self) -> bytes:
+        """Send the request to the assigned worker; return the end of an output that is already at its limit."""
+        relay, client_request, ticket = self._relay, self.client_request, self.ticket
+        self._worker = None
+        try:
+            self._worker = worker = relay.fleet.worker(ticket.current_worker)
+        except KeyError:
+            raise UpstreamError(GONE, engine_fault=False) from None
+        body: bytes | None
+        if self._resuming and isinstance(self.response, TrackedStream):
+            num_tokens = await resumable_tokens(self.response, worker, client_request.model)
+            path = "/v1/completions"
+            body = engine_request.continuation_body(self.plan, self.response, worker, num_tokens)
+            if body is None:
+                return self._finish(self.response.end_at_limit())
+        else:
+            path = "/v1/chat/completions" if client_request.api == CHAT else "/v1/completions"
+            body = engine_request.first_body(client_request, self.plan, worker)
+        if not self.plan.can_preempt_at(worker):
+            ticket.mark_nonpreemptible()
+        resilience = self._config.resilience
+        self._attempt = attempt = Attempt(resilience)
+        self._attempts, self._attempt_output_started = self._attempts + 1, False
+        self._attribution.worker = worker
+        body = relay.add_hints(ticket.request, worker, body)
+        headers = client_request.headers
+        if self._attempts > 1:  # no engine sees the same request id twice
+            suffix = f"-{self._attempts}"
+            headers = [(name, value + suffix if name == "X-Request-Id" else value) for name, value in headers]
+        connection = await attempt.open(worker.session, path, body, headers)
+        listed_model = client_request.model if client_request.model in worker.capabilities.models else ""
+        await engine_request.require_success(attempt, connection, resumed=self._resuming, listed_model=listed_model)
+        self._attribution.on_accepted()
+        self._preempt_chunks, self._rejection = 0, None
+        self._content_type = connection.headers.get("content-type", "")
+        if not self._resuming:
+            self.response = engine_request.new_response(
+                client_request, self.plan, worker, self._content_type, resilience.answer_bytes
+            )
+            ticket.request.single_chunk = isinstance(self.response, BufferedResponse)
+        self._start_tokens = self.response.count if self.response is not None else 0
+        return b""
+
+    def _note_progress(self, response: Response) -> None:
+        """Report the first output of the attempt and of the request, and the end of a window of tokens."""
+        if not self._attempt_output_started and (response.count > self._start_tokens or response.complete):
+            self._full_since_s, self._attempt_output_started = None, True
+            self._attribution.on_first_output()
+        if response.count and not self._output_started:
+            self._output_started = True
+            if not self.ticket.request.single_chunk:
+                self.ticket.first_token()
+        if response.count >= self._next_window:
+            tokens = self._config.order.window_tokens
+            if response.count >= tokens and not response.complete and self._config.order.mode != "fcfs":
+                self._relay.spawn(self._relay.predict_again(self))
+            self._next_window = (response.count // tokens + 1) * tokens
+
+    def _release_retry_state(self, response: Response) -> None:
+        """Free the state that only a restart needs: bytes have reached the client, so the request cannot restart."""
+        self._retry_state_released = True
+        self.plan = self.plan.for_continuation()
+        ids_bytes = response.memory_bytes if isinstance(response, TrackedStream) else 0
+        self.client_request.release(text=self.text is None, others_bytes=ids_bytes)
+
+    async def _handle(self, problem: Exception) -> bytes:
+        """Go on after a failed, interrupted or rejected attempt; return bytes for the client."""
+        response = self.response
+        if isinstance(problem, QueueFullError):
+            await self._requeue(problem)
+        elif isinstance(problem, UpstreamError):
+            return await self._fail_over(problem)
+        elif isinstance(problem, RequestRejectedError):
+            await self._resume("retried", avoid=True)
+        elif (cause := str(problem)) in (CLIENT_GONE, SLOW_READER):
+            self.end(Outcome.CLIENT_GONE, cause)
+            if cause == SLOW_READER:
+                # The client may read on, and must not take a part of the output for all of it.
+                raise RequestRefusedError(Rejection(408, "slow_reader", "The answer was not read in time."))
+            raise RequestFinishedError
+        elif response is not None and (rest := response.completion()) is not None:
+            return self._finish(rest)  # preempted between its last token and the end of its stream
+        elif cause == GONE:
+            await self._resume("failed_over", avoid=True)
+        else:
+            if self._attempt_output_started:
+                self._attribution.on_preempted()
+            await self._resume("window" if self._config.order.mode == "windowed" else "cut")
+        return b""
+
+    async def _fail_over(self, error: UpstreamError) -> bytes:
+        """Move to another engine if the output can continue there without a gap or a repeat."""
+        response = self.response
+        self._close_attempt()
+        if error.engine_fault and self.ticket.worker:
+            self._attribution.on_error(error)
+        if isinstance(response, Passthrough) and response.error_forwarded:
+            self.end(Outcome.FAILED, str(error))
+            return b""
+        if response is not None and (rest := response.completion()) is not None:
+            return self._finish(rest)
+        self._failures += 1
+        started, attribution = self._attempt_output_started, self._attribution
+        final = bool(error.code) or (response is not None and response.blocked) or self._failures >= MAX_FAILURES
+        if (final or attribution.is_request_fault()) or not self._relay.budget.take_for(
+            error, attribution.caller, failures=self._failures, output_started=started
+        ):
+            raise RequestRefusedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}"))
+        await self._resume("failed_over" if self._output_started else "retried", avoid=True)
+        return b""
+
+    async def _resume(self, cause: str, *, avoid: bool = False) -> None:
+        """Return to the queue with the tokens whose text is out, to avoid the last worker or not."""
+        self._close_attempt()
+        response = self.response
+        if response is not None and response.blocked:
+            raise RequestRefusedError(Rejection(502, "engine_failed", "The engine is gone."))
+        self._resuming = response is not None and response.can_resume
+        num_tokens = 0
+        if isinstance(response, TrackedStream) and self._resuming:
+            num_tokens = response.flushed_tokens
+        else:
+            self.response = None
+            self.text = self.text and GeneratedText()
+        last = self.ticket.current_worker if self._worker is None else self._worker.name
+        await self.ticket.retry(cause, avoid=last if avoid else "", generated=num_tokens)
+
+    async def _requeue(self, error: QueueFullError) -> None:
+        self._close_attempt()
+        now_s, config = asyncio.get_running_loop().time(), self._config
+        self._full_since_s = self._full_since_s or now_s
+        if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
+            after_s = error.retry_after_s or 1.0
+            raise RequestRefusedError(Rejection(503, "overloaded", "The engines are full.", after_s))
+        await self.ticket.requeue(error.retry_after_s or 0.0)
+
+    def _on_interrupt(self, cause: str) -> None:
+        """Give the worker's slot back at once if nothing is lost by it, else at a later chunk."""
+        response = self.response
+        if self._attempt is None:
+            return
+        restarts = response is None or (cause == GONE and not response.sent)
+        if restarts or ((tracked := _preemptible(response)) and (tracked.all_flushed or cause == GONE)):
+            self._attempt.interrupt(cause)
+
+    def _close_attempt(self) -> None:
+        if self._attempt is not None:
+            self._attempt.close()
+            self._attempt = None
+
+    def _finish(self, out: bytes) -> bytes:
+        self.end(Outcome.FINISHED, self.response.cause if self.response is not None else "")
+        return out
+
+    def end(self, outcome: Outcome, detail: str = "") -> None:
+        """End the request; the first call counts."""
+        self._done = True
+        self._attribution.close()
+        self.ticket.on_interrupt = None
+        if self._attempt is not None:
+            self._attempt.interrupt(CLIENT_GONE)
+            self._close_attempt()
+        self.ticket.end(outcome, detail)
+
+
+def _preemptible(response: Response | None) -> TrackedStream | None:
+    """Return the response if a preemption now loses nothing that the client has."""
+    if isinstance(response, TrackedStream) and response.resumable and not response.blocked:
+        return response
+    return None
+
 
 PREEMPTIVE_MODES = ("isrtf", "windowed")
 _POLL_INTERVAL_S = 1.0
 
 
 class Relay:
-    """Sends requests to engines in the order of the scheduler.
+    """Sends requests to engines in the order of the scheduler."""
 
-    Args:
-        add_hints: Adds scheduling hints for a worker to a body; None adds nothing.
-        requested_tokens: Returns the output length that a client fixes (body, fields, max_tokens), 0 if it fixes none.
-    """
-
-    def __init__(
-        self,
-        driver: SchedulerDriver,
-        fleet: Fleet,
-        forecaster: Forecaster,
-        config: GatewayConfig,
-        *,
-        add_hints: Callable[[Request, Worker, bytes], bytes] | None = None,
-        requested_tokens: Callable[[bytes, Callable[[], dict[str, Any]], int | None], int] | None = None,
-    ) -> None:
-        self.budget = RetryBudget(config.resilience.retry_share)
+    def __init__(self, driver: SchedulerDriver, fleet: Fleet, forecaster: Forecaster, config: GatewayConfig) -> None:
+        self.budget = failures.RetryBudget(config.resilience.retry_share)
         self.config = config
-        self._driver, self._fleet, self._forecaster = driver, fleet, forecaster
-        self._requested_tokens = requested_tokens or (lambda _body, _fields, _max_tokens: 0)
+        self.fleet, self._driver, self._forecaster = fleet, driver, forecaster
+        self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
+        self.track_text = bool(getattr(forecaster, "reads_text", False))  # whether a predictor reads generated text
         self._ids = itertools.count(1)
         self._resumes, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._context = RelayContext(
-            fleet,
-            config,
-            self.budget,
-            add_hints or (lambda _request, _worker, body: body),
-            self._on_window,
-            self._spawn,
-            track_text=bool(getattr(forecaster, "reads_text", False)),
-        )
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise RequestRefusedError if not admitted or expired."""
-        self.budget.deposit(caller_of(client_request))
-        order, prompt, sender = self.config.order, client_request.prompt, client_request.sender
-        max_tokens, preempts = client_request.max_tokens, order.mode in PREEMPTIVE_MODES
-        resumption = plan(client_request, self._any_resumes(), window_tokens=order.window_tokens, preempts=preempts)
+        self.budget.deposit(failures.caller_of(client_request))
+        order, max_tokens = self.config.order, client_request.max_tokens
+        resumes, preempts = self._any_resumes(), order.mode in PREEMPTIVE_MODES
+        resumption = engine_request.plan(client_request, resumes, window_tokens=order.window_tokens, preempts=preempts)
         request = Request(
             id=next(self._ids),
             arrival_s=client_request.arrival_s,
             model=client_request.model,
-            prompt_tokens=prompt.tokens,
+            prompt_tokens=client_request.prompt_tokens,
             max_tokens=self.config.limits.max_tokens if max_tokens is None else max_tokens,
-            tenant=sender.tenant,
-            priority=sender.priority,
+            tenant=client_request.tenant,
+            priority=client_request.priority,
             body_bytes=len(client_request.body),
-            session=sender.session,
-            prefix=prompt.prefix,
+            session=client_request.session,
+            prefix=client_request.prefix,
             resumable=resumption.conflict is None,
             deadline_s=client_request.deadline_s,
-            requested_tokens=self._requested_tokens(client_request.body, client_request.fields, max_tokens),
+            requested_tokens=requested_tokens(client_request.body, client_request.fields, max_tokens),
             choices=client_request.n,
             buffered=not client_request.stream,
         )
-        request.length_prediction = await self._forecaster.first(request, client_request.prompt.text)
+        request.length_prediction = await self._forecaster.first(request, client_request.text)
         ticket = await self._driver.enter(request)
-        return await RequestSession(self._context, client_request, resumption, ticket).respond()
+        return await RequestSession(self, client_request, resumption, ticket).respond()
 
     def configure(self, config: GatewayConfig) -> None:
         """Use another configuration for later requests."""
         self.config = config
-        self._context = replace(self._context, config=config)
 
     async def aclose(self) -> None:
         """Cancel background tasks."""
@@ -101,26 +518,21 @@ class Relay:
         """Return whether any engine returns token ids; looked up at most once a second once one does."""
         now_s = self._driver.clock()
         if now_s - self._polled_s > _POLL_INTERVAL_S:
-            self._resumes = False
-            for state in self._fleet.states():
-                with contextlib.suppress(KeyError):  # the worker left since the states were taken
-                    capabilities = self._fleet.worker(state.name).capabilities
-                    self._resumes |= capabilities.ids_each and capabilities.token_ids
+            all_capabilities = [worker.capabilities for worker in self.fleet.workers()]
+            self._resumes = any(one.ids_each and one.token_ids for one in all_capabilities)
             self._polled_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
-    def _on_window(self, session: RequestSession) -> None:
-        if self.config.order.mode != "fcfs":
-            self._spawn(self._predict_again(session))
-
-    async def _predict_again(self, session: RequestSession) -> None:
+    async def predict_again(self, session: RequestSession) -> None:
+        """Apply a new prediction of a request whose output has passed a window of tokens."""
         request = session.ticket.request
         text = session.text.text() if session.text is not None else None
-        prediction = await self._forecaster.retry(request, session.client_request.prompt.text or None, text)
+        prediction = await self._forecaster.retry(request, session.client_request.text or None, text)
         if not session.ticket.finished:
             self._driver.reforecast(request.id, prediction)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

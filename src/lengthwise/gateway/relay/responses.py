@@ -6,43 +6,16 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import msgspec
+
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.relay import sse
 from lengthwise.gateway.relay.failures import IN_STREAM_ERROR, MALFORMED, UpstreamError, response_too_long
-from lengthwise.gateway.relay.sse import ChunkRewriter, EventSplitter, EventTemplate, ResponseOptions
+from lengthwise.gateway.relay.sse import EventSplitter, EventTemplate, ResponseOptions
 
 MAX_PREAMBLE_BYTES = 1 << 16
 PREEMPTION_WAIT_CHUNKS = 16  # chunks for which a preemption waits until the text of all tokens is out
 _EXCERPT = 300
-
-
-class _Preamble:
-    """Retains events before the first output (a role), so that an engine that fails there can still be replaced.
-
-    Comments, which keep a connection alive, pass.
-    """
-
-    __slots__ = ("_parts", "_size", "released")
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size, self.released = 0, False
-
-    def add(self, events: bytes, *, has_output: bool) -> bytes:
-        """Return the bytes that may go to the client now."""
-        is_comment = not (self.released or has_output or self._parts or sse.DATA_LINE.search(events))
-        if self.released or is_comment:
-            return events
-        if not has_output and self._size + len(events) <= MAX_PREAMBLE_BYTES:
-            self._parts.append(events)
-            self._size += len(events)
-            return b""
-        return self.flush() + events
-
-    def flush(self) -> bytes:
-        """Return the events held back; later ones pass."""
-        parts, self._parts, self.released = self._parts, [], True
-        return b"".join(parts)
 
 
 class Response:
@@ -55,11 +28,13 @@ class Response:
         self.cause = ""
         self.complete = self.finished = False
         self.error: UpstreamError | None = None  # error that the engine reported inside the stream, or that ended it
+        self._preamble: list[bytes] = []  # events before the first output
+        self._preamble_bytes, self._released = 0, False
 
     @property
     def sent(self) -> bool:
         """Whether the client has bytes that cannot be taken back."""
-        return False
+        return self._released
 
     @property
     def can_resume(self) -> bool:
@@ -83,24 +58,33 @@ class Response:
         """Return the bytes that a complete output still lacks, None if the output is incomplete."""
         return None
 
+    def _pass(self, events: bytes, *, has_output: bool) -> bytes:
+        """Return the bytes that may go to the client now, without events (a role) before the first output."""
+        is_comment = not (self._released or has_output or self._preamble or sse.DATA_LINE.search(events))
+        if self._released or is_comment:
+            return events
+        if not has_output and self._preamble_bytes + len(events) <= MAX_PREAMBLE_BYTES:
+            self._preamble.append(events)
+            self._preamble_bytes += len(events)
+            return b""
+        return self._release() + events
+
+    def _release(self) -> bytes:
+        """Return the events held back; later ones pass."""
+        preamble, self._preamble, self._released = self._preamble, [], True
+        return b"".join(preamble)
+
 
 class Passthrough(Response):
-    """A stream passed on unchanged; its tokens are counted by usage where reported, else by events.
-
-    ``choices`` outputs share the stream. ``error_forwarded`` is set once the client has an error of the engine.
-    """
+    """A stream of ``choices`` outputs, unchanged; tokens are counted by usage where reported, else by events."""
 
     def __init__(self, choices: int = 1) -> None:
         super().__init__()
         self.error_forwarded = False
         self.template = EventTemplate()
-        self._splitter, self._preamble = EventSplitter(), _Preamble()
+        self._splitter = EventSplitter()
         self._unscanned = False
         self._choices_left = choices
-
-    @property
-    def sent(self) -> bool:
-        return self._preamble.released
 
     def feed(self, data: bytes) -> bytes:
         num_events = 1 if self.template.matches(data) else self.template.count_matches(data)
@@ -114,7 +98,7 @@ class Passthrough(Response):
         except sse.EventTooLongError:
             self._unscanned = True
             self.template.discard()
-            return self._preamble.flush() + self._splitter.flush()
+            return self._release() + self._splitter.flush()
         return self._scan(events, events) if events else b""
 
     def end(self) -> bytes:
@@ -126,7 +110,7 @@ class Passthrough(Response):
         if not self.complete:
             self.error = self.error or UpstreamError("closed early", "the stream ended without its end")
             return b""
-        return out if self._preamble.released else self._preamble.flush() + out
+        return out if self._released else self._release() + out
 
     def completion(self) -> bytes | None:
         return sse.DONE if self.complete and self.error is None else None
@@ -148,17 +132,14 @@ class Passthrough(Response):
             if not self.sent:
                 return b""
             self.error_forwarded = True
-        out = self._preamble.add(events, has_output=bool(num_texts) or self.complete)
+        out = self._pass(events, has_output=bool(num_texts) or self.complete)
         if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
             self.template.learn(events, sse.TEXT)
         return out
 
 
 class BufferedResponse(Response):
-    """A response that is not streamed; it goes to the client at its end, unchanged.
-
-    ``engine_fault`` says whether a response above ``max_bytes`` can only be the engine's fault.
-    """
+    """A response that goes to the client at its end; above ``max_bytes`` it is an error (``engine_fault``)."""
 
     def __init__(self, max_bytes: int, *, engine_fault: bool = True) -> None:
         super().__init__()
@@ -187,18 +168,13 @@ ID_BYTES = 12  # most bytes of a token id in an event; a prompt has no more toke
 
 
 class TrackedStream(Response):
-    """A stream with known token ids, over one or several attempts.
+    """A stream with known token ids, over one or several attempts; ``prompt_ids`` is the text of a JSON list.
 
-    In the first attempt bytes pass, less the token ids if the client did not request them. In later attempts the
-    engine continues by ``/v1/completions`` from token ids, and its chunks are rewritten to look like the first ones.
-
-    Tokens can be ahead of text: an engine holds back half a character. An engine that continues from such a token
-    would not send the half, so each attempt starts after the last token whose text is out (``flushed_tokens``). Ids of
-    tokens ahead of their text go out with the text that they complete: sent before, they would come twice or change.
-
-    Attributes:
-        prompt_ids: Token ids of the prompt as text of a JSON list; they come in one event of each attempt.
-        partial_tokens: Tokens of the last chunk with text if it had several: the last ones may be ahead of the text.
+    In the first attempt bytes pass, less the token ids if the client did not request them. Later attempts continue by
+    ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones. Tokens can be ahead
+    of text, as engines hold back half a character: each attempt starts after the last token whose text is out
+    (``flushed_tokens``), and ids go out with the text that they complete. ``partial_tokens`` are those of the last
+    chunk with text if it had several: the last ones may be ahead.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
@@ -207,23 +183,14 @@ class TrackedStream(Response):
         self.flushed_tokens = self.partial_tokens = 0
         self.template, self._options = EventTemplate(), options
         self._max_event_bytes = sse.MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
-        self._splitter, self._preamble = EventSplitter(self._max_event_bytes), _Preamble()
+        self._splitter = EventSplitter(self._max_event_bytes)
         self._ids, self._unsent_ids = list[bytes](), list[bytes]()
         self._usage_sent, self._first_event = False, b""
-        self._rewriter: ChunkRewriter | None = None
-
-    @property
-    def sent(self) -> bool:
-        return self._preamble.released
+        self._header: dict[str, Any] | None = None  # of the chunks of later attempts
 
     @property
     def can_resume(self) -> bool:
         return self.resumable and bool(self.prompt_ids) and (self.sent or self.flushed_tokens > 0)
-
-    @property
-    def can_preempt(self) -> bool:
-        """Whether a preemption now loses nothing that the client has."""
-        return self.resumable and not self.blocked
 
     @property
     def all_flushed(self) -> bool:
@@ -258,7 +225,7 @@ class TrackedStream(Response):
         self.partial_tokens = 0
         self._splitter = EventSplitter(self._max_event_bytes + ID_BYTES * num_tokens)
         self.template.discard()
-        self._get_rewriter()
+        self._get_header()
         return text
 
     def feed(self, data: bytes) -> bytes:
@@ -287,9 +254,8 @@ class TrackedStream(Response):
     def end_at_limit(self) -> bytes:
         """Return the end of an output that has reached its limit although no engine reported its end."""
         self.complete, self.cause = True, "length"
-        usage = sse.usage_of(self.prompt_ids, self.count)
-        chunk = self._with_client_ids(self._get_rewriter().chunk("", "length", None, [], usage), [], flushed=True)
-        return self._preamble.add(chunk, has_output=True) + self._close()
+        chunk = self._with_client_ids(self._chunk("", "length", None, []), [], flushed=True)
+        return self._pass(chunk, has_output=True) + self._close()
 
     def _close(self) -> bytes:
         """Return the usage and the end marker, once."""
@@ -297,15 +263,33 @@ class TrackedStream(Response):
             return b""
         self.finished, usage = True, b""
         if self._options.usage and self.prompt_ids and not self._usage_sent:
-            usage = self._get_rewriter().usage(sse.usage_of(self.prompt_ids, self.count))
-        return self._preamble.add(usage + sse.DONE, has_output=True)
+            usage = sse.encode_event({**self._get_header(), "choices": [], "usage": self._usage()})
+        return self._pass(usage + sse.DONE, has_output=True)
 
-    def _get_rewriter(self) -> ChunkRewriter:
-        if self._rewriter is None:
-            self._rewriter = ChunkRewriter(self._options, {})
+    def _get_header(self) -> dict[str, Any]:
+        """Return the id, time and model of the first chunk, for the chunks of later attempts."""
+        if self._header is None:
+            first: dict[str, Any] = {}
             with contextlib.suppress(ValueError):
-                self._rewriter = ChunkRewriter(self._options, sse.parse_object(sse.event_data(self._first_event)))
-        return self._rewriter
+                first = sse.parse_object(sse.event_data(self._first_event))
+            self._header = {key: first[key] for key in ("id", "object", "created", "model") if key in first}
+        return self._header
+
+    def _chunk(self, text: str, finish: str | None, stop: Any, ids: list[int]) -> bytes:
+        """Return the event of one chunk of a later attempt; ``stop`` is its stop_reason."""
+        choice: dict[str, Any] = {"index": 0}
+        choice |= {"delta": {"content": text}} if self._options.api == CHAT else {"text": text}
+        choice |= {"logprobs": None, "finish_reason": finish}
+        if stop is not None or self._options.api != CHAT:
+            choice["stop_reason"] = stop
+        choice["token_ids"] = ids if self._options.ids else None
+        fields = {**self._get_header(), "choices": [choice]}
+        return sse.encode_event({**fields, "usage": self._usage()} if self._options.usage_each else fields)
+
+    def _usage(self) -> dict[str, int]:
+        """Return the usage over all attempts."""
+        prompt = sse.count_ids(self.prompt_ids)
+        return {"prompt_tokens": prompt, "total_tokens": prompt + self.count, "completion_tokens": self.count}
 
     def _read_matching(self, event: bytes) -> bytes:
         """Read an event with text and ids and nothing else; return the bytes for the client."""
@@ -323,13 +307,13 @@ class TrackedStream(Response):
         if not self._options.ids or (flushed and not self._unsent_ids):
             return event
         if flushed:
-            before, self._unsent_ids = b",".join(self._unsent_ids), []
-            return sse.prepend_ids(event, before)
+            before, self._unsent_ids = self._unsent_ids, []
+            return sse.IDS_FIELD.sub(lambda m: b"%b[%b]" % (m[1], b",".join(filter(None, (*before, m[2])))), event, 1)
         self._unsent_ids += ids
         return sse.IDS_FIELD.sub(rb"\1[]", event) if ids else event
 
     def _read(self, events: bytes) -> bytes:
-        read = self._read_first_attempt if self._rewriter is None else self._read_later_attempt
+        read = self._read_first_attempt if self._header is None else self._read_later_attempt
         out = []
         for event in sse.split_events(events):
             out.append(self._read_matching(event) if self.template.matches(event) else read(event))
@@ -342,10 +326,11 @@ class TrackedStream(Response):
         tokens = sse.count_ids(ids[1]) if ids is not None else 0
         has_text = sse.CONTENT.search(event) is not None
         is_parsed = sse.PARSED.search(event) is not None
+        is_one_object = tokens > 0 and event.endswith(sse.OBJECT_ENDS) and event.rfind(b'data: {"') <= 0
         shown = event if self._options.ids else sse.without_ids(event)
         if b"error" in event and sse.ERROR.search(event):
             self.error = UpstreamError(IN_STREAM_ERROR, event[:_EXCERPT].decode("utf-8", "replace"))
-        elif not (tokens and sse.ends_as_object(event)) and self.resumable and not self.finished:
+        elif not is_one_object and self.resumable and not self.finished:
             # A token hidden from the scan would be missing after a resume, so a doubtful event is parsed. An event of
             # a stream that nothing can resume, or whose end has come, passes unparsed.
             try:
@@ -372,7 +357,7 @@ class TrackedStream(Response):
             if sse.is_done(event):
                 return self._close()
         shown = self._with_client_ids(shown, [ids[1]] if ids and tokens else [], flushed=has_text or cause is not None)
-        out = self._preamble.add(shown, has_output=has_text or self.complete)
+        out = self._pass(shown, has_output=has_text or self.complete)
         if has_text and ids is not None and cause is None and not is_parsed and self.prompt_ids:
             self.template.learn(event, sse.CONTENT, ids=True)
         return out
@@ -402,10 +387,9 @@ class TrackedStream(Response):
             return b""
         id_texts = [sse.join_ids(ids)] if ids else []
         self._count(sse.join_ids(ids), len(ids), has_text=bool(text))
-        usage = sse.usage_of(self.prompt_ids, self.count) if self._options.usage_each else {}
-        event = self._get_rewriter().chunk(text, cause, choice.get("stop_reason"), ids, usage)
+        event = self._chunk(text, cause, choice.get("stop_reason"), ids)
         event = self._with_client_ids(event, id_texts, flushed=bool(text) or cause is not None)
-        return self._preamble.add(event, has_output=bool(text) or self.complete)
+        return self._pass(event, has_output=bool(text) or self.complete)
 
     def _count(self, ids: bytes, tokens: int, *, has_text: bool) -> None:
         """Count a chunk; after a text without token ids no engine can continue."""
@@ -513,8 +497,6 @@ class AssembledResponse(TrackedStream):
         self._size += len(text) + _BYTES_PER_ITEM
 
     def _encode(self) -> bytes:
-        import msgspec
-
         text = "".join(self._texts)
         kind, content = "text_completion", dict[str, Any](text=text)
         if self._options.api == CHAT:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lengthwise.backend.openai_protocol import CHAT, SseReader
+import msgspec
+
+from lengthwise.backend.openai_protocol import SseReader
 
 MAX_EVENT_BYTES = 1 << 20
 DONE = b"data: [DONE]\n\n"
@@ -20,10 +22,7 @@ class EventTooLongError(Exception):
 
 
 class EventSplitter:
-    """Buffers incomplete events, so that a response never stops in the middle of one.
-
-    Lines may end in LF, CR LF or CR. All bytes come out in order and unchanged. ``pending`` holds an incomplete event.
-    """
+    """Buffers an incomplete event (``pending``); all bytes come out in order. Lines end in LF, CR LF or CR."""
 
     __slots__ = ("_max_bytes", "pending")
 
@@ -71,8 +70,6 @@ def event_data(event: bytes) -> str:
 
 def parse_object(data: str) -> dict[str, Any]:
     """Parse the JSON object in an event's data; raise ValueError for anything else."""
-    import msgspec
-
     try:
         chunk = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -95,6 +92,7 @@ FINISH = re.compile(rb'"finish_reason":\s?"(\w*)')
 USAGE = re.compile(rb'"usage":\s?\{[^{}]*?"completion_tokens":\s?(\d+)')
 NO_CHOICES = re.compile(rb'"choices":\s?\[\s?\]')
 ERROR = re.compile(rb'(?:^|[\r\n])data: ?\{\s?"error":|(?:^|[\r\n])event: ?error[\r\n]')
+OBJECT_ENDS = (b"}\n\n", b"}\r\n\r\n", b"}\r\r")
 DATA_LINE = re.compile(rb"(?:^|[\r\n])data:")
 _DONE_LINE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][ \t]*(?=[\r\n])")
 
@@ -120,11 +118,6 @@ def join_ids(ids: Iterable[int]) -> bytes:
     return b",".join(b"%d" % token_id for token_id in ids)
 
 
-def prepend_ids(event: bytes, before: bytes) -> bytes:
-    """Insert token ids before the event's own; an event without a field for ids stays unchanged."""
-    return IDS_FIELD.sub(lambda m: m[1] + b"[" + b",".join(filter(None, (before, m[2]))) + b"]", event, count=1)
-
-
 def without_ids(event: bytes) -> bytes:
     """Return the event with null token ids, as an engine sends it to clients that do not request them."""
     return ALL_IDS.sub(rb"\1null", event) if b"token_ids" in event else event
@@ -132,11 +125,6 @@ def without_ids(event: bytes) -> bytes:
 
 _OUTPUT_FIELDS = ("text", "content", "token_ids", "reasoning", "reasoning_content", "refusal", "audio", "tool_calls",
                   "function_call")  # fmt: skip
-
-
-def ends_as_object(event: bytes) -> bool:
-    """Return whether an event ends like one JSON object and no second event is glued to it; parse nothing."""
-    return event.endswith((b"}\n\n", b"}\r\n\r\n", b"}\r\r")) and event.rfind(b'data: {"') <= 0
 
 
 def adds_output(event: bytes) -> bool:
@@ -160,11 +148,7 @@ _MAX_ATTEMPTS, _MIN_MATCHES = 8, 4
 
 
 class EventTemplate:
-    """The layout that consecutive text events share: only the text, and the token ids, differ.
-
-    A scan finds the same in every event that matches, and matching takes an eighth of the instructions of a scan.
-    ``ids`` are the token ids of the event that ``matches`` saw last, as text of a JSON list.
-    """
+    """The layout that text events share: only text and token ids (``ids``, of the last match) differ."""
 
     __slots__ = ("_after", "_attempts_left", "_before", "_between", "_ids_at", "ids", "num_matches")
 
@@ -173,10 +157,7 @@ class EventTemplate:
         self.num_matches, self._ids_at, self._attempts_left = 0, 0, _MAX_ATTEMPTS
 
     def learn(self, event: bytes, text: re.Pattern[bytes], *, ids: bool = False) -> None:
-        """Store the layout of an event in which a scan found one ``text`` (its start), no end, no usage and no error.
-
-        With ``ids`` only events with token ids are learned.
-        """
+        """Store the layout of an event with one ``text`` and no end, usage or error; ``ids``: with token ids only."""
         if self.num_matches >= _MIN_MATCHES:
             self._attempts_left = _MAX_ATTEMPTS
         self._before, self.num_matches = b"", 0
@@ -244,44 +225,7 @@ class ResponseOptions:
     usage_each: bool
     ids: bool
 
-    @staticmethod
-    def from_fields(api: str, stream: bool, fields: dict[str, Any]) -> ResponseOptions:
-        """Read the options from the fields of a request body."""
-        options = given if isinstance(given := fields.get("stream_options"), dict) else {}
-        usage, usage_each = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
-        return ResponseOptions(api, stream, usage, usage_each, bool(fields.get("return_token_ids")))
 
-
-class ChunkRewriter:
-    """Writes chunks of later attempts with the id, time and model of the first chunk."""
-
-    def __init__(self, options: ResponseOptions, first: dict[str, Any]) -> None:
-        self._options = options
-        self._header: dict[str, Any] = {key: first[key] for key in ("id", "object", "created", "model") if key in first}
-
-    def chunk(self, text: str, finish: str | None, stop: Any, ids: list[int] | None, usage: dict[str, int]) -> bytes:
-        """Return the event of one chunk; ``stop`` is its stop_reason."""
-        choice: dict[str, Any] = {"index": 0}
-        choice |= {"delta": {"content": text}} if self._options.api == CHAT else {"text": text}
-        choice |= {"logprobs": None, "finish_reason": finish}
-        if stop is not None or self._options.api != CHAT:
-            choice["stop_reason"] = stop
-        choice["token_ids"] = ids if self._options.ids else None
-        fields = {**self._header, "choices": [choice]}
-        return _encode_event({**fields, "usage": usage} if self._options.usage_each else fields)
-
-    def usage(self, usage: dict[str, int]) -> bytes:
-        """Return the event with the total usage, b"" if the client did not request it."""
-        return _encode_event({**self._header, "choices": [], "usage": usage}) if self._options.usage else b""
-
-
-def usage_of(prompt_ids: bytes, generated: int) -> dict[str, int]:
-    """Return the usage of a response over all its attempts."""
-    prompt = count_ids(prompt_ids)
-    return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
-
-
-def _encode_event(fields: dict[str, Any]) -> bytes:
-    import msgspec
-
+def encode_event(fields: dict[str, Any]) -> bytes:
+    """Return the event with a JSON object."""
     return b"data: " + msgspec.json.encode(fields) + b"\n\n"

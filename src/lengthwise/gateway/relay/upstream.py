@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - asyncio and httptools document their callbacks
 """HTTP to an engine: connections, their pool, and one attempt of a request that can be stopped at any moment."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ import base64
 import contextlib
 import errno
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -16,7 +17,7 @@ import httptools
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.gateway.config import Engine, ResilienceConfig
-from lengthwise.gateway.relay.failures import MALFORMED, STALLED, AttemptInterruptedError, QueueFullError, UpstreamError
+from lengthwise.gateway.relay.failures import MALFORMED, STALLED, AttemptInterruptedError, UpstreamError
 from lengthwise.schema.errors import InputError
 
 MAX_HEAD_BYTES = 1 << 16
@@ -35,16 +36,9 @@ class BrokenConnectionError(Exception):
 class UpstreamConnection(asyncio.Protocol):
     """A connection, used for one request after another; ``complete``: all of the response has arrived, read or not.
 
-    ``on_chunk`` is called with a chunk of the body as it arrives, while a reader waits for one. If it returns True (at
-    ``consumed_s``), the chunk is consumed and the reader sleeps on: this saves a tick of the loop and a task switch per
-    token.
+    While a reader waits, ``on_chunk`` gets each chunk; if it returns True, the reader sleeps on, which saves a task
+    switch.
     """
-
-    __slots__ = (
-        "_buffered_bytes", "_chunks", "_error", "_head_bytes", "_in_head", "_keep_alive", "_loop", "_parser", "_paused",
-        "_started", "_transport", "_until_close", "_waiter", "complete", "consumed_s", "headers", "idle_since_s",
-        "on_body", "on_chunk", "reused", "status",
-    )  # fmt: skip
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -133,14 +127,10 @@ class UpstreamConnection(asyncio.Protocol):
             if self._waiter is waiter:  # else another task reads already
                 self._waiter = None
 
-    # -- asyncio.Protocol ------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Note the open transport."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes and hand chunks of the body on."""
         if self._error is not None or self.complete or self.reused < 0:
             self.abort("the engine sent data without a request")
             return
@@ -171,10 +161,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = None
         self.abort(str(error) if error else "the engine closed the connection")
 
-    # -- callbacks of httptools ------------------------------------------------------------
-
     def on_message_begin(self) -> None:
-        """Refuse a second response to one request."""
         if self.complete:
             raise ValueError("two responses to one request")
 
@@ -194,7 +181,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._until_close = not framed and self.status not in _STATUS_WITHOUT_BODY
 
     def on_message_complete(self) -> None:
-        """Note the end of the response."""
         if not self._in_head and not self._until_close:
             self.complete, self._keep_alive = True, self._parser.should_keep_alive()
 
@@ -305,20 +291,10 @@ def _encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
 
 DRAIN_S = 0.25
 CLIENT_GONE, SLOW_READER = "client gone", "slow reader"
-_MAX_ERROR_BYTES = 1 << 16
 
 
 class Attempt:
-    """One POST of a request to an engine.
-
-    Limits are on silence: ``first_byte_s`` until the response starts, then ``stall_s`` between two chunks. A client
-    that reads nothing for ``stall_s`` is given up likewise. One timer serves all of a response.
-    """
-
-    __slots__ = (
-        "_closed", "_connecting", "_connection", "_interrupt_cause", "_limit_s", "_loop", "_pool", "_reading",
-        "_resilience", "_since_s", "_timer",
-    )  # fmt: skip
+    """One POST of a request to an engine, with limits on silence: of the engine, and of a client that does not read."""
 
     def __init__(self, resilience: ResilienceConfig) -> None:
         self._resilience = resilience
@@ -331,34 +307,32 @@ class Attempt:
         self._closed = self._reading = False
         self._since_s, self._limit_s = 0.0, resilience.first_byte_s
 
-    async def open(self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]) -> None:
-        """Send the request and return once status and headers have arrived.
-
-        Raises UpstreamError without a connection or response, AttemptInterruptedError after ``interrupt``.
-        """
+    async def open(
+        self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]
+    ) -> UpstreamConnection:
+        """Return the connection once the head has arrived; raise UpstreamError or AttemptInterruptedError."""
         if session.connector is None or session.closed:
             raise UpstreamError("no connection", "the engine is not in use any more", engine_fault=False)
         pool: ConnectionPool = session.connector.pool
         self._pool, head = pool, pool.request_head(path, headers, len(body))
         self._since_s, self._reading = self._loop.time(), True
         self._timer = self._loop.call_later(min(self._limit_s, self._resilience.stall_s), self._check_silence)
-        self._connection = connection = pool.take_idle() or await self._connect(pool)
-        try:
+        idle = pool.take_idle()
+        while True:
+            self._connection = connection = idle or await self._connect(pool)
             try:
                 connection.send(head, body)
                 await connection.wait_for_head()
             except BrokenConnectionError as error:
-                if not connection.reused or error.response_started or self._interrupt_cause:
-                    raise
+                if idle is None or error.response_started or self._interrupt_cause:
+                    reason = MALFORMED if error.malformed else "closed early"
+                    raise self._interruption("no answer") or UpstreamError(reason, str(error)) from None
                 # The server closed an idle connection while it was being reused: the request never arrived.
-                pool.release(connection)
-                self._connection = connection = await self._connect(pool)
-                connection.send(head, body)
-                await connection.wait_for_head()
-        except BrokenConnectionError as error:
-            reason = MALFORMED if error.malformed else "closed early"
-            raise self._interruption("no answer") or UpstreamError(reason, str(error)) from None
-        self._reading, self._since_s = False, self._loop.time()
+                pool.release(idle)
+                idle = None
+            else:
+                self._reading, self._since_s = False, self._loop.time()
+                return connection
 
     async def _connect(self, pool: ConnectionPool) -> UpstreamConnection:
         try:
@@ -373,16 +347,6 @@ class Attempt:
             raise UpstreamError("no connection", str(error), engine_fault=engine_fault) from None
         finally:
             self._connecting = None
-
-    @property
-    def status(self) -> int:
-        """The HTTP status, 0 before it has arrived."""
-        return self._connection.status if self._connection is not None else 0
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The response's headers, with lower-case names."""
-        return self._connection.headers if self._connection is not None else {}
 
     @property
     def at_end(self) -> bool:
@@ -414,14 +378,6 @@ class Attempt:
         """Wake the reader without a chunk."""
         if self._connection is not None:
             self._connection.wake()
-
-    async def read_rest(self, max_bytes: int = _MAX_ERROR_BYTES) -> bytes:
-        """Return the rest of the response, up to ``max_bytes``; raise as ``read`` does."""
-        parts, size = [], 0
-        while size < max_bytes and (data := await self.read()):
-            parts.append(data)
-            size += len(data)
-        return b"".join(parts)[:max_bytes]
 
     async def drain(self) -> None:
         """Read the end of a complete response, so that its connection can be reused."""
@@ -473,34 +429,25 @@ class Attempt:
         return AttemptInterruptedError(self._interrupt_cause) if self._interrupt_cause else None
 
 
-def queue_full_error(headers: Mapping[str, str]) -> QueueFullError:
-    """Return the error for a 503 or 429 of an engine, with its Retry-After (at most 60 s)."""
-    try:
-        return QueueFullError(min(60.0, max(0.0, float(headers.get("retry-after", "")))))
-    except ValueError:
-        return QueueFullError(None)
+async def read_up_to(max_bytes: int, read: Callable[[], Awaitable[bytes | None]]) -> bytes:
+    """Return at most ``max_bytes`` of what ``read`` returns until it is empty."""
+    parts, size = [], 0
+    while size < max_bytes and (part := await read()):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)[:max_bytes]
 
 
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """Return at most ``max_bytes`` of a body; of a longer one the rest is not read."""
-    parts, size = [], 0
-    while size < max_bytes and (part := await response.content.readany()):
-        parts.append(part)
-        size += len(part)
+    body = await read_up_to(max_bytes, response.content.readany)
     if not response.content.at_eof():
         response.close()
-    return b"".join(parts)[:max_bytes]
-
-
-_READ_BYTES = 1 << 16
+    return body
 
 
 def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
-    """Open a session for one engine, with its own connections, key and certificates; the caller closes it.
-
-    The session serves health checks and metrics; requests of clients use the pool of its connector. Raises InputError
-    where a certificate cannot be read.
-    """
+    """Open a session for health checks, with a pool for requests; raise InputError for unreadable certificates."""
     tls: ssl.SSLContext | None = None
     try:
         if engine.tls is not None:
@@ -515,7 +462,7 @@ def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.Client
     pool = ConnectionPool(engine, resilience, tls)
     connector = PooledConnector(pool, limit=0, keepalive_timeout=IDLE_S, ssl=tls or True)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=resilience.connect_s)
-    options: dict[str, Any] = {"auto_decompress": False, "read_bufsize": _READ_BYTES}
+    options: dict[str, Any] = {"auto_decompress": False, "read_bufsize": 1 << 16}
     return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, **options)
 
 
