@@ -21,15 +21,10 @@ _MAX_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server and how requests are sent to it.
+    """An OpenAI-compatible server, by its address up to and with ``/v1``, and how requests are sent to it.
 
-    Attributes:
-        url: Up to and with ``/v1``.
-        max_tokens: Limit of an output, at which it is censored; None: the server's own.
-        temperature: None: the server's own.
-        api_key: Sent as a bearer token.
-        timeout_s: Of one request.
-        retries: Further attempts if the server is busy or gone.
+    ``max_tokens`` is the limit of an output, at which it is censored; None: the server's own, as for ``temperature``.
+    ``api_key`` is sent as a bearer token; ``retries`` are further attempts if the server is busy or gone.
     """
 
     url: str
@@ -72,8 +67,7 @@ def collect(
     Args:
         prompts: Repeated ones are sent once.
         out: The file; ``predict.read`` reads it.
-        endpoint: The server.
-        concurrency: Concurrent requests.
+        endpoint: The server, which gets ``concurrency`` requests at a time.
         pause: Sleeps before another attempt.
         report: Called with the number of outputs so far.
 
@@ -117,10 +111,8 @@ def collect(
 def _submit(prompt: str, endpoint: Endpoint, pause: Callable[[float], None]) -> dict[str, Any] | str:
     """Return the row of a prompt, or why there is none."""
     body: dict[str, Any] = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}]}
-    if endpoint.max_tokens is not None:
-        body["max_tokens"] = endpoint.max_tokens
-    if endpoint.temperature is not None:
-        body["temperature"] = endpoint.temperature
+    limits = {"max_tokens": endpoint.max_tokens, "temperature": endpoint.temperature}
+    body |= {name: value for name, value in limits.items() if value is not None}
     headers = {"Content-Type": "application/json"}
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"

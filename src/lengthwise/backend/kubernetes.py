@@ -17,19 +17,13 @@ from lengthwise.schema.errors import InputError
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 PORT = 8000
-DRAIN_S = 120
-"""Seconds of a stopping pod for its running requests."""
-LEAVE_S = 10
-"""Seconds until a stopping pod is out of the Service's endpoints."""
-LOAD_S = 3600
-"""Seconds that downloading, loading and compiling may take."""
+DRAIN_S = 120  # seconds of a stopping pod for its running requests
+LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
+LOAD_S = 3600  # seconds that downloading, loading and compiling may take
 HOME = "/home/vllm"
-USER = 2000
-"""The image's own user, of group 0."""
-
+USER = 2000  # the image's own user, of group 0
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
-_NOT_NVIDIA = ("CPU", "MI")
-"""Prefixes of the names of devices that are not NVIDIA GPUs."""
+_NOT_NVIDIA = ("CPU", "MI")  # prefixes of the names of devices that are not NVIDIA GPUs
 
 
 def kubernetes_manifest(
@@ -42,7 +36,7 @@ def kubernetes_manifest(
         name: Of the resources: lower-case letters, digits and hyphens, at most 48.
         model: The checkpoint; None: the catalog's.
         image: The container's image.
-        token_secret: A Secret with a Hugging Face token under ``token``; None: none.
+        token_secret: Name of a Secret with a Hugging Face token under ``token``.
 
     Raises:
         InputError: The name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
@@ -116,6 +110,29 @@ def _head(d: Deployment, launch: Launch) -> str:
 
 
 def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
+    health = {"path": "/health", "port": "http"}
+    environment: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
+    if token_secret is not None:
+        token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
+        environment.append({"name": "HF_TOKEN", "valueFrom": token})
+    container = {
+        "name": "vllm",
+        "image": image,
+        "command": ["vllm", "serve"],
+        "args": [*launch.command[2:], "--shutdown-timeout", str(DRAIN_S)],
+        "env": environment,
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "resources": {"limits": {"nvidia.com/gpu": replica_gpus(d)}},
+        "startupProbe": {"httpGet": dict(health), "periodSeconds": 10, "failureThreshold": LOAD_S // 10},
+        "readinessProbe": {"httpGet": dict(health), "periodSeconds": 5, "failureThreshold": 2},
+        "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
+            {"name": "cache", "mountPath": f"{HOME}/.cache"},
+        ],
+    }
     return {
         "automountServiceAccountToken": False,
         # The container leaves the endpoints, then drains, then has a little time to exit.
@@ -127,40 +144,9 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) ->
             "fsGroup": 0,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(d, launch, image, token_secret)],
+        "containers": [container],
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
             {"name": "cache", "emptyDir": {}},
-        ],
-    }
-
-
-def _container(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
-    health = {"httpGet": {"path": "/health", "port": "http"}}
-    environment: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
-    if token_secret is not None:
-        token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
-        environment.append({"name": "HF_TOKEN", "valueFrom": token})
-    return {
-        "name": "vllm",
-        "image": image,
-        "command": ["vllm", "serve"],
-        "args": [*launch.command[2:], "--shutdown-timeout", str(DRAIN_S)],
-        "env": environment,
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "resources": {"limits": {"nvidia.com/gpu": replica_gpus(d)}},
-        "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": LOAD_S // 10},
-        "readinessProbe": {"httpGet": dict(health["httpGet"]), "periodSeconds": 5, "failureThreshold": 2},
-        "livenessProbe": {
-            "httpGet": dict(health["httpGet"]),
-            "periodSeconds": 10,
-            "timeoutSeconds": 10,
-            "failureThreshold": 6,
-        },
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
-            {"name": "cache", "mountPath": f"{HOME}/.cache"},
         ],
     }

@@ -13,23 +13,16 @@ from typing import Any
 
 from lengthwise.policy import PREDICTED, resolve
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import ModelSpec, dtype_name
 
 DEVICES = ("cuda", "cpu")
-PLACEHOLDER = "$MODEL"
-"""Stands in a command for a checkpoint that is not in the catalog."""
+PLACEHOLDER = "$MODEL"  # stands in a command for a checkpoint that is not in the catalog
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line.
-
-    Attributes:
-        command: Program and arguments, unquoted.
-        environment: Variables to set.
-        notes: Differences between the real program and the simulation, a sentence or two each.
-    """
+    """A command line, unquoted; ``notes`` are differences between the real program and the simulation."""
 
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
@@ -83,7 +76,6 @@ def flags(pairs: dict[str, Any]) -> tuple[str, ...]:
 def is_overridden(deployment: Deployment) -> bool:
     """Return whether the number of KV blocks was given rather than planned."""
     from lengthwise import cost
-    from lengthwise.schema.errors import DoesNotFitError
 
     d = deployment
     try:
@@ -93,6 +85,15 @@ def is_overridden(deployment: Deployment) -> bool:
     return planned.num_blocks != d.kv.num_blocks
 
 
+def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
+    """Return the engine's name of the KV cache's dtype; None: as the weights, or not among ``names``."""
+    if d.limits.kv_dtype is None:
+        return None
+    wanted = dtype_name(d.limits.kv_dtype)
+    same = wanted == dtype_name(d.limits.weight_dtype or d.model.dtype)
+    return None if same and wanted in PLAIN else names.get(wanted)
+
+
 def kv_tokens(deployment: Deployment) -> int:
     """Return the tokens that the KV cache of a replica holds."""
     return deployment.kv.num_blocks * deployment.kv.block_size
@@ -100,12 +101,11 @@ def kv_tokens(deployment: Deployment) -> int:
 
 def resident_bound(deployment: Deployment) -> int:
     """Return the limit of resident sequences; reserving the maximum for each lowers it."""
-    limit = deployment.limits.max_num_seqs
+    limit, longest = deployment.limits.max_num_seqs, deployment.max_model_len
     memory, kv = policy_name(deployment.scheduler.memory), deployment.kv
-    if memory == "reserve_max":
-        limit = min(limit, kv.num_blocks // -(-deployment.max_model_len // kv.block_size))
-    elif memory == "vidur_reserve_max":
-        limit = min(limit, kv.num_blocks // max(1, deployment.max_model_len // kv.block_size))
+    if memory in ("reserve_max", "vidur_reserve_max"):
+        blocks = -(-longest // kv.block_size) if memory == "reserve_max" else max(1, longest // kv.block_size)
+        limit = min(limit, kv.num_blocks // blocks)
     return max(1, limit)
 
 
@@ -132,13 +132,9 @@ _CHECKPOINTS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The loaded checkpoint.
+    """The loaded checkpoint: a Hugging Face id, a folder, or PLACEHOLDER.
 
-    Attributes:
-        model: A Hugging Face id, a folder, or PLACEHOLDER.
-        dtype: For ``--dtype``; None: the checkpoint's.
-        quantization: For ``--quantization``; None: the checkpoint's.
-        notes: Remarks for the user.
+    ``dtype`` and ``quantization`` are flags, None where the checkpoint's own apply; ``notes`` are remarks for the user.
     """
 
     model: str
@@ -148,12 +144,9 @@ class Checkpoint:
 
 
 def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]) -> Checkpoint:
-    """Return the simulated checkpoint, or the given one.
+    """Return the simulated checkpoint, or the given one, which has its own quantisation.
 
-    Args:
-        deployment: The simulated one.
-        given: A checkpoint to load instead, with its own quantisation.
-        online: Quantisation methods that the engine applies to 16-bit weights while loading, by dtype.
+    ``online`` has the quantisation methods that the engine applies to 16-bit weights while loading, by dtype.
     """
     wanted = dtype_name(deployment.limits.weight_dtype or deployment.model.dtype)
     published = dtype_name(deployment.model.dtype)
@@ -192,15 +185,17 @@ def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
     return PLACEHOLDER, (f"No published weights of {model.name} are known{source}: set MODEL.",)
 
 
+_BY_REMAINING = (
+    "Requests went by the predicted output that remained: send the prediction, in tokens, as the field `priority`; it "
+    "cannot change once a request is sent."
+)
 ORDERED_BY_PRIORITY = {
     "priority": "Requests went by their class: send it as the field `priority`, smaller first.",
     "sjf": "Requests went by predicted output: send it, in tokens, as the field `priority`.",
-    "srtf": "Requests went by the predicted output that remained: send the prediction, in tokens, as the "
-    "field `priority`; it cannot change once a request is sent.",
+    "srtf": _BY_REMAINING,
     "gittins": "Requests went by the Gittins index of their predicted length: send it, in tokens, as the field "
     "`priority`; it cannot change once a request is sent.",
-    "longest_remaining": "Requests went by the predicted output that remained: send the prediction, in "
-    "tokens, as the field `priority`; it cannot change once a request is sent.",
+    "longest_remaining": _BY_REMAINING,
     "ljf": "Requests went by predicted output, longest first: send it negated as the field `priority`.",
     "shortest_prompt": "Requests went by prompt length: send it, in tokens, as the field `priority`.",
 }
@@ -208,29 +203,13 @@ ORDERED_BY_PRIORITY = {
 
 ARRIVAL = ("fcfs", "fcfs_evicted_first")
 
-_MEMORIES = {
-    "reserve_max": "Memory for the longest sequence was reserved for each request. No engine does so; as many "
-    "sequences are let in ({bound}), and their memory is paged.",
-    "vidur_reserve_max": "Memory for the longest sequence was reserved for each request. No engine does so; as "
-    "many sequences are let in ({bound}), and their memory is paged.",
-    "predicted_peak": "Requests were admitted by the predicted peak of KV tokens; the engine admits by what is "
-    "free now and evicts later.",
-}
 _PAGED = ("paged", "paged_by_chunk", "paged_strict")
-_ROUTERS = {
-    "round_robin": "round_robin",
-    "random": "random",
-    "power_of_two": "power_of_two",
-    "least_outstanding": "power_of_two",
-    "least_waiting": "power_of_two",
-    "least_tokens": "power_of_two",
-    "central": "power_of_two",
-}
 
 
 def router_policy(deployment: Deployment) -> str:
     """Return the policy of vLLM's router that is nearest to the simulated one."""
-    return _ROUTERS.get(policy_name(deployment.scheduler.router), "power_of_two")
+    name = policy_name(deployment.scheduler.router)
+    return name if name in ("round_robin", "random") else "power_of_two"
 
 
 def shared_notes(deployment: Deployment) -> tuple[str, ...]:
@@ -254,9 +233,18 @@ def _memory_notes(d: Deployment) -> Iterator[str]:
             "starts and logs them. Compare the two."
         )
     memory = policy_name(d.scheduler.memory)
-    if memory not in _PAGED:
-        text = _MEMORIES.get(memory, f"Memory policy {memory} has no counterpart; the engine pages on demand.")
-        yield text.format(bound=resident_bound(d))
+    if memory in ("reserve_max", "vidur_reserve_max"):
+        yield (
+            "Memory for the longest sequence was reserved for each request. No engine does so; as many sequences are "
+            f"let in ({resident_bound(d)}), and their memory is paged."
+        )
+    elif memory == "predicted_peak":
+        yield (
+            "Requests were admitted by the predicted peak of KV tokens; the engine admits by what is free now and "
+            "evicts later."
+        )
+    elif memory not in _PAGED:
+        yield f"Memory policy {memory} has no counterpart; the engine pages on demand."
 
 
 def _scheduling_notes(d: Deployment) -> Iterator[str]:
@@ -354,13 +342,7 @@ def exports(environment: Mapping[str, str]) -> str:
 
 
 def invocation(command: tuple[str, ...], replaced: Mapping[str, str], indent: str = "") -> str:
-    """Return a command, quoted, one line for each flag.
-
-    Args:
-        command: Its words.
-        replaced: Shell text instead of the word that follows this one.
-        indent: Before every line.
-    """
+    """Return a command, quoted, one line for each flag; ``replaced`` has shell text for the word that follows a key."""
     lines: list[str] = []
     previous = ""
     for word in command:

@@ -36,7 +36,6 @@ class Server:
         url: Its address, with or without ``/v1`` at the end.
         model: None: the first that it lists.
         api_key: Sent as a bearer token; never shown.
-        connect_s: Time limit of a connection.
         stall_s: Longest time without a byte of an answer, the wait for the first included.
         timeout_s: Time limit of a complete request.
         body: Additional fields of every request, such as ``{"temperature": 0}``.
@@ -74,22 +73,18 @@ class Server:
 
 @dataclass(frozen=True)
 class Abilities:
-    """The capabilities of a server.
+    """The capabilities of a server; "" and None where they are unknown.
 
     Attributes:
-        engine: "vllm", "sglang", "llama.cpp", "tgi", "transformers"; "" if unknown.
-        version: "" if unknown.
-        models: Names that it lists.
-        max_model_len: Longest prompt and output together; None if unknown.
+        engine: "vllm", "sglang", "llama.cpp", "tgi" or "transformers".
+        max_model_len: Longest prompt and output together.
         api: "completions", or "chat" if only that works.
         token_ids: Whether a prompt may be token ids.
-        usage: Whether a stream ends in token counts.
-        usage_each: Whether every chunk has token counts.
-        ids_each: Whether every chunk has its token ids.
+        usage: Whether a stream ends in token counts; ``usage_each``: every chunk has them; ``ids_each``: its ids.
         ignore_eos: Whether the end of text can be ignored; None: the field is accepted with unknown effect.
         min_tokens: The same for the shortest output.
-        tokenizer: Form of ``/tokenize``: "vllm", "llama.cpp", "tgi" or "".
-        own_defaults: Whether it may fill in penalties or a token limit that a request leaves out; None: unknown.
+        tokenizer: Form of ``/tokenize``: "vllm", "llama.cpp" or "tgi".
+        own_defaults: Whether it may fill in penalties or a token limit that a request leaves out.
     """
 
     engine: str = ""
@@ -126,10 +121,8 @@ class Piece:
         text: May be empty while a character is incomplete.
         tokens: Tokens that it adds; 0 if unknown: a chunk can hold many.
         is_output: Whether it is part of the output, not only a role, a usage or an end.
-        usage: Counts so far; the last one is the answer's.
-        finish_reason: "stop", "length", ..., with the last chunk.
-        token_ids: Tokens that it adds; () if unknown.
-        prompt_ids: Tokens of the prompt, with the first chunk; () if unknown.
+        usage: Counts so far; the last one is the answer's, as is the finish reason ("stop", "length", ...).
+        token_ids: Tokens that it adds, or () if unknown; ``prompt_ids`` are the prompt's, with the first chunk.
     """
 
     at_s: float
@@ -159,20 +152,16 @@ class SseReader:
     """Parses server-sent events, each as soon as its blank line has arrived.
 
     By the HTML standard: lines end in LF, CR LF or CR; a line that begins with a colon is a comment; several data lines
-    are one text; invalid UTF-8 is replaced; an event that the end of the stream cuts off is dropped.
-
-    Args:
-        max_bytes: Limit of a line, and of the data of an event.
+    are one text; invalid UTF-8 is replaced; an event that the end of the stream cuts off is dropped. ``max_bytes`` is
+    the limit of a line, and of the data of an event.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._rest = bytearray()
-        self._after_cr = False
-        self._started = False
-        self._data: list[str] = []
-        self._size = 0
-        self._type = self._id = ""
         self._max_bytes = max_bytes
+        self._rest = bytearray()
+        self._after_cr = self._started = False
+        self._data: list[str] = []
+        self._size, self._type, self._id = 0, "", ""
 
     @property
     def unfinished(self) -> bool:
@@ -216,13 +205,9 @@ _SHOWN, _PAGE = 200, 80
 
 
 class PieceReader:
-    """Parses the chunks of one answer, of completions or chat.
+    """Parses the chunks of one answer, of completions or chat, until the stream is ``done``.
 
-    Args:
-        usage_each: Whether every chunk has the token counts so far; else only the last one has.
-
-    Attributes:
-        done: Whether the stream has ended.
+    ``usage_each``: every chunk has the token counts so far; else only the last one has.
     """
 
     def __init__(self, *, usage_each: bool) -> None:
@@ -294,8 +279,7 @@ def usage_of(body: dict[str, Any]) -> Usage | None:
     usage = body.get("usage")
     if not usage:
         return None
-    prompt, output = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-    prompt, output = prompt or 0, output or 0
+    prompt, output = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     if not all(isinstance(n, int) and n >= 0 for n in (prompt, output)):
         raise RequestError("malformed", f"usage must be whole numbers from 0; it is {usage!r}"[:_SHOWN])
     return Usage(prompt, output)

@@ -14,7 +14,6 @@ from typing import Any
 from lengthwise.backend.launch import (
     ARRIVAL,
     ORDERED_BY_PRIORITY,
-    PLAIN,
     Launch,
     checkpoint,
     cuts_prompts,
@@ -22,6 +21,7 @@ from lengthwise.backend.launch import (
     fits_node,
     flags,
     is_overridden,
+    kv_dtype_flag,
     kv_tokens,
     policy_name,
     replica_gpus,
@@ -33,9 +33,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.specs import GIB, dtype_name
 
 ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
-BLOCK_MULTIPLE = {"cuda": 16, "cpu": 32}
-"""Factor of the block sizes of vLLM's attention kernels, tokens."""
-
+BLOCK_MULTIPLE = {"cuda": 16, "cpu": 32}  # factor of the block sizes of vLLM's attention kernels, tokens
 _KV_DTYPES = {
     "float16": "float16",
     "bfloat16": "bfloat16",
@@ -71,10 +69,8 @@ def vllm_launch(
         deployment: The simulated one.
         model: A Hugging Face id or a folder; None: the catalog's, or ``$MODEL``.
         served_name: The model's name in requests; None: that of the catalog.
-        host: Address to listen at.
-        port: Port of this replica.
         device: "cuda", or "cpu" to try the command without a GPU (not its speed).
-        replica: Selects the GPUs of its node.
+        replica: Selects the GPUs of its node; it listens at ``host`` and ``port``.
 
     Raises:
         UnknownNameError: There is no such device.
@@ -82,7 +78,7 @@ def vllm_launch(
     """
     deployment.require_one_side("a launch command")
     d, weights = deployment, checkpoint(deployment, model, ONLINE)
-    environment = environment_of(deployment, device, replica)
+    environment, block = environment_of(deployment, device, replica), _block_size(d, device)
     if device == "cpu":
         cache_gib = math.ceil(d.kv.num_blocks * d.kv.kv_bytes_per_block / GIB)
         environment = {"VLLM_CPU_KVCACHE_SPACE": str(max(1, cache_gib))}
@@ -95,25 +91,7 @@ def vllm_launch(
         "--nnodes": None if fits_node(d) else math.ceil(replica_gpus(d) / d.node.gpus),
         "--dtype": weights.dtype if device == "cuda" else "float32",  # 16 bits are emulated on most CPUs
         "--quantization": weights.quantization if device == "cuda" else None,
-        "--kv-cache-dtype": _kv_dtype(d) if device == "cuda" else None,
-        **_limits(deployment, device),
-        **_scheduling(deployment),
-    }
-    notes = (*weights.notes, *_notes(deployment, device), *shared_notes(deployment))
-    return Launch(("vllm", "serve", weights.model, *flags(pairs)), environment, notes)
-
-
-def _kv_dtype(d: Deployment) -> str | None:
-    if d.limits.kv_dtype is None:
-        return None
-    wanted = dtype_name(d.limits.kv_dtype)
-    same = wanted == dtype_name(d.limits.weight_dtype or d.model.dtype)
-    return None if same and wanted in PLAIN else _KV_DTYPES.get(wanted)
-
-
-def _limits(d: Deployment, device: str) -> dict[str, object]:
-    block = _block_size(d, device)
-    return {
+        "--kv-cache-dtype": kv_dtype_flag(d, _KV_DTYPES) if device == "cuda" else None,
         "--max-model-len": d.max_model_len,
         "--max-num-seqs": min(resident_bound(d), step_tokens(d)),
         "--max-num-batched-tokens": step_tokens(d),
@@ -123,20 +101,16 @@ def _limits(d: Deployment, device: str) -> dict[str, object]:
         "--watermark": f"{d.limits.watermark:g}",
         "--enforce-eager": device == "cpu",
         "--no-enable-prefix-caching": True,
+        "--scheduling-policy": "priority" if policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY else "fcfs",
+        "--no-enable-chunked-prefill": not cuts_prompts(d),
     }
+    notes = (*weights.notes, *_notes(deployment, device), *shared_notes(deployment))
+    return Launch(("vllm", "serve", weights.model, *flags(pairs)), environment, notes)
 
 
 def _block_size(d: Deployment, device: str) -> int:
     multiple = BLOCK_MULTIPLE[device]
     return -(-d.limits.block_size // multiple) * multiple
-
-
-def _scheduling(d: Deployment) -> dict[str, object]:
-    by_priority = policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
-    return {
-        "--scheduling-policy": "priority" if by_priority else "fcfs",
-        "--no-enable-chunked-prefill": not cuts_prompts(d),
-    }
 
 
 def _notes(d: Deployment, device: str) -> Iterator[str]:
@@ -149,11 +123,10 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
     if victim != ("lowest_priority" if by_priority else "latest_admitted"):
         evicts = "the largest priority, the latest arrival among equals" if by_priority else "who was admitted last"
         yield f"When memory ran out, {victim} said who leaves; vLLM evicts {evicts}."
-    batching = policy_name(d.scheduler.batching)
     if not cuts_prompts(d):
-        yield _BATCHINGS.get(
-            batching, f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
-        )
+        batching = policy_name(d.scheduler.batching)
+        other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
+        yield _BATCHINGS.get(batching, other)
     if resident_bound(d) > step_tokens(d):
         yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {step_tokens(d)}."
     if (block := _block_size(d, device)) != d.limits.block_size:
@@ -191,24 +164,26 @@ SPLIT_NOTES = (
 def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device: str = "cuda") -> Launch:
     """Return the command of a vLLM whose own scheduler keeps phases.
 
-    Args:
-        deployment: One pipeline stage: with several, vLLM runs several batches at once, in its own order.
-        settings: The table of ``--additional-config``: prefill_batch, decode_steps and others.
-        device: "cuda" or "cpu".
+    The deployment has one pipeline stage: with several, vLLM runs several batches at once, in its own order. The
+    settings are the table of ``--additional-config``: prefill_batch, decode_steps and others.
     """
-    plain = vllm_launch(deployment, device=device)
     config = json.dumps({"lengthwise": dict(settings)})
     more = ("--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config)
-    return replace(plain, command=(*plain.command, *more), notes=(PHASES_NOTE, *plain.notes))
+    return _extended(vllm_launch(deployment, device=device), more, (PHASES_NOTE,))
 
 
 def split_launches(encode: Deployment, decode: Deployment, *, device: str = "cuda") -> tuple[Launch, Launch]:
     """Return the commands of a prefill engine and of a decode engine that takes its KV cache."""
-    return _side(encode, "kv_producer", device), _side(decode, "kv_consumer", device)
+    first, second = (
+        _extended(
+            vllm_launch(deployment, device=device),
+            ("--kv-transfer-config", json.dumps({"kv_connector": CONNECTOR, "kv_role": role})),
+            SPLIT_NOTES,
+        )
+        for deployment, role in ((encode, "kv_producer"), (decode, "kv_consumer"))
+    )
+    return first, second
 
 
-def _side(deployment: Deployment, role: str, device: str) -> Launch:
-    plain = vllm_launch(deployment, device=device)
-    config = json.dumps({"kv_connector": CONNECTOR, "kv_role": role})
-    command = (*plain.command, "--kv-transfer-config", config)
-    return replace(plain, command=command, notes=(*SPLIT_NOTES, *plain.notes))
+def _extended(plain: Launch, more: tuple[str, ...], notes: tuple[str, ...]) -> Launch:
+    return replace(plain, command=(*plain.command, *more), notes=(*notes, *plain.notes))

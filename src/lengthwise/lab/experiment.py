@@ -173,8 +173,7 @@ def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str,
 
 Progress = Callable[[int, int], None]
 Side = tuple[Contestant, str]
-Point = tuple[int, float]
-"""Batch size and load."""
+Point = tuple[int, float]  # batch size and load
 
 
 def lab(

@@ -15,19 +15,13 @@ from lengthwise.statistics import t_quantile
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MIN_REQUESTS = 20
-"""Runs with fewer requests have no intervals."""
-
-SPANS = 24
-"""Equal spans of time in which events are counted, for rates."""
-
+MIN_REQUESTS = 20  # runs with fewer requests have no intervals
+SPANS = 24  # equal spans of time in which events are counted, for rates
 GROUPS = 2048
 """Above this count neighbouring values are drawn as one: quantiles are exact to 1/2048 of the requests."""
 
 MIN_BLOCKS = 8
-JOIN_CORRELATION = 0.3
-"""Blocks whose correlation with the one before is larger are joined with it."""
-
+JOIN_CORRELATION = 0.3  # blocks whose correlation with the one before is larger are joined with it
 MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95
 """Larger correlations count as the first; beyond the second the run drifts throughout and has no interval."""
 

@@ -36,12 +36,8 @@ MAX_GAPS = 20_000_000
 
 _GAP_TOLERANCE, _GAP_QUANTILES = 0.02, np.array([0.5, 0.9, 0.99])
 
-MIN_TAIL_REQUESTS = 100
-"""With fewer requests tails (P95, P99) rest on a few of them."""
-
-MIN_DIFFERENCE = 0.01
-"""Smaller relative differences between the workloads of two runs give no warning."""
-
+MIN_TAIL_REQUESTS = 100  # with fewer requests tails (P95, P99) rest on a few of them
+MIN_DIFFERENCE = 0.01  # smaller relative differences between the workloads of two runs give no warning
 MAX_RATIO = 100.0
 """An upper end above this multiple of the ratio comes from a reference that is nearly 0 in some draws."""
 
@@ -370,8 +366,7 @@ def _distances(a: Run, b: Run, *, paired: bool) -> Iterator[MetricDistance]:
             yield MetricDistance(metric, counts[0], counts[1], *distances(sides[0], sides[1]), mape, median)
 
 
-Gaps = tuple[Floats, Ints]
-"""[gaps] seconds, and the row of the request that each belongs to."""
+Gaps = tuple[Floats, Ints]  # [gaps] seconds, and the row of the request that each belongs to
 
 
 def request_gaps(run: Run) -> Gaps | None:

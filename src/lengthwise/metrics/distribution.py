@@ -15,12 +15,8 @@ from lengthwise.statistics import batch_half_width
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-BATCHES = 10
-"""Few and long: long batches are nearly independent and include values of the tails."""
-
-MIN_VALUES = 400
-"""Below this count a batch would have fewer than 40 values, too few for its mean."""
-
+BATCHES = 10  # few and long: long batches are nearly independent and include values of the tails
+MIN_VALUES = 400  # below this count a batch would have fewer than 40 values, too few for its mean
 QUANTILES = {"p50": 0.50, "p75": 0.75, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", "sd", "min", *QUANTILES, "max")
 

@@ -149,8 +149,7 @@ class Summary:
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Window = slice | Ints
-"""Requests that count: consecutive rows, or row numbers."""
+Window = slice | Ints  # requests that count: consecutive rows, or row numbers
 
 
 def summarize(

@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any, Self
 
 from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, State
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.length_prediction import Forecaster
@@ -104,7 +105,7 @@ class AdminApp:
         self._clock = clock
         self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
         self._streams: set[asyncio.Event] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._stack = contextlib.AsyncExitStack()
 
     def configure(self, config: GatewayConfig) -> None:
         """Show another configuration from now on."""
@@ -115,19 +116,15 @@ class AdminApp:
     async def __aenter__(self) -> Self:
         """Start to sample."""
         if self._own_monitor is not None:
-            await self._own_monitor.__aenter__()
-        self._task = asyncio.ensure_future(self._sample())
+            await self._stack.enter_async_context(self._own_monitor)
+        await self._stack.enter_async_context(background(self._sample()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop, and end all event streams."""
         for closed in self._streams:
             closed.set()
-        if self._own_monitor is not None:
-            await self._own_monitor.__aexit__()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stack.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
@@ -169,21 +166,18 @@ class AdminApp:
                 pass
             closed.set()
 
-        task = asyncio.ensure_future(await_disconnect())
         try:
-            headers = [(b"content-type", b"text/event-stream"), *_SECURITY_HEADERS]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while not closed.is_set():
-                body = b"data: " + self._state() + b"\n\n"
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(EVENT_INTERVAL_S):
-                        await closed.wait()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async with background(await_disconnect()):
+                headers = [(b"content-type", b"text/event-stream"), *_SECURITY_HEADERS]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                while not closed.is_set():
+                    body = b"data: " + self._state() + b"\n\n"
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(closed.wait(), EVENT_INTERVAL_S)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._streams.discard(closed)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     def _state(self) -> bytes:
         """Return the state as JSON, computed at most twice a second however many clients watch."""

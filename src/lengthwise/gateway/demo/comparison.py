@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.demo.engines import MAX_NUM_SEQS, MODEL, Engines
 from lengthwise.predict.contract import Prompts
@@ -200,18 +201,14 @@ async def race(
             await gateway.fleet.stable(30.0)
             await _round(gateway, Side(side.mode), make_burst(WARM_UP_ROUND, 8))
         started_s = loop.time()
-        task = asyncio.ensure_future(poll_repeatedly())
-        try:
-            number = 0
-            while number < 2 or loop.time() - started_s < seconds:
-                questions = make_burst(number, requests)
-                for k in (0, 1) if number % 2 == 0 else (1, 0):
-                    await _round(gateways[k], sides[k], questions)
-                number += 1
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            poll()
+        stack.callback(poll)
+        await stack.enter_async_context(background(poll_repeatedly()))
+        number = 0
+        while number < 2 or loop.time() - started_s < seconds:
+            questions = make_burst(number, requests)
+            for k in (0, 1) if number % 2 == 0 else (1, 0):
+                await _round(gateways[k], sides[k], questions)
+            number += 1
     return sides
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.fleet.kubernetes_api import ACCOUNT, ExpiredError, KubernetesClient, KubernetesError
+from lengthwise.gateway.fleet.kubernetes_api import ACCOUNT, KubernetesClient, KubernetesError
 from lengthwise.schema.errors import InputError
 
 _log = logging.getLogger("lengthwise.gateway")
@@ -89,7 +89,6 @@ class Dns:
             await asyncio.sleep(max(_MIN_INTERVAL_S, self._interval_s))
 
 
-SERVICE_LABEL = "kubernetes.io/service-name"
 _FAMILIES = {"IPv4": 0, "IPv6": 1, "FQDN": 2}
 
 
@@ -172,12 +171,11 @@ _GOOD_WATCH_S = 1.0  # a watch that lasted longer was good even without an event
 
 
 class EndpointSlices:
-    """Publish the engines of a Service after every change of its slices.
+    """Publish the engines of a Service, ``namespace/service:port`` (port number or name), after every change of slices.
 
     Lists once, then watches from the version of the list. A watch that ends continues from the last version; an expired
     version or an invalid event leads to a new list. While the API fails, the last result stands and requests back off:
-    0.2 s, doubled up to 30 s, randomly up to half shorter. The target is ``namespace/service:port`` (port number or
-    name); without ``api_url`` the API of the own pod is used; ``timeout_s`` limits the silence of a watch.
+    0.2 s, doubled up to 30 s, randomly up to half shorter. ``timeout_s`` limits the silence of a watch.
     """
 
     def __init__(
@@ -197,7 +195,7 @@ class EndpointSlices:
             rule = "discovery by EndpointSlices needs namespace/service:port, such as default/engines:8000"
             raise InputError(f"{rule}; it is {target!r}")
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        self._selector = f"{SERVICE_LABEL}={service}"
+        self._selector = f"kubernetes.io/service-name={service}"
         self._slices, self.client = Slices(port, template), KubernetesClient(api_url, account=account)
         self._duration_s, self._timeout_s = duration_s, timeout_s
         self._rng = rng or random.Random()  # noqa: S311 - backoff, not secrets
@@ -212,9 +210,6 @@ class EndpointSlices:
                 started_s = loop.time()
                 try:
                     await self._list_and_watch(publish)
-                except ExpiredError:
-                    self._version = ""
-                    await self._back_off("")
                 except KubernetesError as error:
                     if error.status not in (401, 429) and not 500 <= error.status < 600:
                         self._version = ""
@@ -277,15 +272,6 @@ def configured_endpoints(config: GatewayConfig) -> tuple[Endpoint, ...]:
     return tuple(Endpoint(name, replace(engine, name=name)) for name, engine in zip(names, config.engines, strict=True))
 
 
-@dataclass(frozen=True)
-class DiscoveryChange:
-    """Valid new configuration; ``sources`` is None if the sources stay."""
-
-    config: GatewayConfig
-    endpoints: tuple[Endpoint, ...]
-    sources: dict[str, _Source] | None
-
-
 class EndpointDiscovery:
     """All sources together; a configured engine hides a discovered one of the same name."""
 
@@ -310,19 +296,21 @@ class EndpointDiscovery:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    def plan(self, config: GatewayConfig) -> DiscoveryChange:
-        """Check another configuration; raise InputError if it is invalid."""
+    def plan(self, config: GatewayConfig) -> tuple[tuple[Endpoint, ...], dict[str, _Source] | None]:
+        """Return the engines and sources of another configuration; None: they stay. Raise InputError if invalid."""
         same = config.discovery == self._discovery
-        return DiscoveryChange(config, configured_endpoints(config), None if same else self._make_sources(config))
+        return configured_endpoints(config), None if same else self._make_sources(config)
 
-    async def apply(self, change: DiscoveryChange) -> None:
-        """Switch to another configuration."""
-        self._discovery, self._by_source[_CONFIGURED] = change.config.discovery, change.endpoints
-        if change.sources is None:
+    async def apply(
+        self, config: GatewayConfig, endpoints: tuple[Endpoint, ...], sources: dict[str, _Source] | None
+    ) -> None:
+        """Switch to another configuration, as planned."""
+        self._discovery, self._by_source[_CONFIGURED] = config.discovery, endpoints
+        if sources is None:
             self._publish_all()
             return
         await self.stop()
-        self._sources = change.sources
+        self._sources = sources
         for name in self._by_source.keys() - self._sources.keys() - {_CONFIGURED}:
             del self._by_source[name]
         await self.start()

@@ -6,9 +6,11 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet.discovery import Endpoint, EndpointDiscovery
 from lengthwise.gateway.fleet.health import OutlierDetector
@@ -222,27 +224,25 @@ class Fleet:
         self._pending: asyncio.Handle | None = None
         self._pending_is_urgent = False
         self._timer: asyncio.TimerHandle | None = None
-        self._outlier_task: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Start discovery and monitoring."""
+        self._stack.push_async_callback(self._registry.close)
+        self._stack.push_async_callback(self._discovery.stop)
         try:
             await self._discovery.start()
         except BaseException:
             await self.__aexit__()
             raise
-        self._outlier_task = asyncio.create_task(self._run_outlier_detection())
+        await self._stack.enter_async_context(background(self._run_outlier_detection()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop monitoring and close all connections, without a further call of ``on_change``."""
         self._cancel_handles()
         self._on_change = lambda _: None
-        if self._outlier_task is not None:
-            self._outlier_task.cancel()
-            await asyncio.gather(self._outlier_task, return_exceptions=True)
-        await self._discovery.stop()
-        await self._registry.close()
+        await self._stack.aclose()
         self._cancel_handles()
 
     async def configure(self, config: GatewayConfig) -> None:
@@ -250,12 +250,12 @@ class Fleet:
 
         Unchanged engines stay, and circuit and connect settings affect new ones only.
         """
-        change = self._discovery.plan(config)
-        for endpoint in change.endpoints:
+        endpoints, sources = self._discovery.plan(config)
+        for endpoint in endpoints:
             await open_session(endpoint.engine, config.resilience).close()  # raises if certificates are unreadable
         self._config = config
         self._registry.configure(config)
-        await self._discovery.apply(change)
+        await self._discovery.apply(config, endpoints, sources)
 
     async def stable(self, timeout_s: float = 30.0) -> bool:
         """Wait until every known worker has been checked once; return False after the timeout."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
 from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
@@ -191,7 +192,6 @@ class Telemetry(Listeners):
         super().__init__([listener for listener in listeners if listener is not None])
         self._detail = ""
         self._refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
-        self._task: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
         for on_row in (self.metrics.add_row, self.regret.finished, lambda row: self.log.log_row(row, self._detail)):
             self.traces.subscribe(on_row)
@@ -207,14 +207,11 @@ class Telemetry(Listeners):
         """Start; raise OutputError where the journal is not writable."""
         if self.journal is not None:
             await self._stack.enter_async_context(self.journal)
-        self._task = asyncio.ensure_future(self._sample())
+        await self._stack.enter_async_context(background(self._sample()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop; write the remaining rows and spans."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
         await self._stack.aclose()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
