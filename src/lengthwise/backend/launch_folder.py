@@ -317,19 +317,13 @@ def require_new(folder: Path, *, force: bool) -> None:
 
 @dataclass(frozen=True)
 class ScheduledEngines:
-    """The engines of an ExeGPT schedule, whose ``title`` tells it in words.
-
-    Attributes:
-        encode: The engine that runs the prefill; of phases the one that does all.
-        decode: The engine that decodes; None: the same.
-        pairs: Number of such pairs.
-        phases: Settings of the scheduler inside vLLM; empty if it cannot keep the phases.
-    """
+    """The engines of an ExeGPT schedule, whose ``title`` tells it in words."""
 
     title: str
-    encode: Deployment
-    decode: Deployment | None = None
-    pairs: int = 1
+    encode: Deployment  # the engine that runs the prefill; of phases the one that does all
+    decode: Deployment | None = None  # the engine that decodes; None: the same
+    pairs: int = 1  # number of such pairs
+    # settings of the scheduler inside vLLM; empty if it cannot keep the phases
     phases: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -30,23 +30,15 @@ class RequestError(LengthwiseError):
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI-compatible server and how requests are sent to it.
+    """An OpenAI-compatible server and how requests are sent to it."""
 
-    Attributes:
-        url: Its address, with or without ``/v1`` at the end.
-        model: None: the first that it lists.
-        api_key: Sent as a bearer token; never shown.
-        stall_s: Longest time without a byte of an answer, the wait for the first included.
-        timeout_s: Time limit of a complete request.
-        body: Additional fields of every request, such as ``{"temperature": 0}``.
-    """
-
-    url: str
-    model: str | None = None
-    api_key: str | None = field(default=None, repr=False)
+    url: str  # its address, with or without ``/v1`` at the end
+    model: str | None = None  # None: the first that it lists
+    api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; never shown
     connect_s: float = 10.0
-    stall_s: float = 120.0
-    timeout_s: float = 900.0
+    stall_s: float = 120.0  # longest time without a byte of an answer, the wait for the first included
+    timeout_s: float = 900.0  # time limit of a complete request
+    # additional fields of every request, such as ``{"temperature": 0}``
     body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,34 +65,25 @@ class Server:
 
 @dataclass(frozen=True)
 class Abilities:
-    """The capabilities of a server; "" and None where they are unknown.
+    """The capabilities of a server; "" and None where they are unknown."""
 
-    Attributes:
-        engine: "vllm", "sglang", "llama.cpp", "tgi" or "transformers".
-        max_model_len: Longest prompt and output together.
-        api: "completions", or "chat" if only that works.
-        token_ids: Whether a prompt may be token ids.
-        usage: Whether a stream ends in token counts; ``usage_each``: every chunk has them; ``ids_each``: its ids.
-        ignore_eos: Whether the end of text can be ignored; None: the field is accepted with unknown effect.
-        min_tokens: The same for the shortest output.
-        tokenizer: Form of ``/tokenize``: "vllm", "llama.cpp" or "tgi".
-        own_defaults: Whether it may fill in penalties or a token limit that a request leaves out.
-    """
-
-    engine: str = ""
+    engine: str = ""  # "vllm", "sglang", "llama.cpp", "tgi" or "transformers"
     version: str = ""
     models: tuple[str, ...] = ()
     model: str = ""
-    max_model_len: int | None = None
-    api: str = COMPLETIONS
-    token_ids: bool = False
+    max_model_len: int | None = None  # longest prompt and output together
+    api: str = COMPLETIONS  # "completions", or "chat" if only that works
+    token_ids: bool = False  # whether a prompt may be token ids
+    # whether a stream ends in token counts; ``usage_each``: every chunk has them; ``ids_each``: its ids
     usage: bool = False
     usage_each: bool = False
     ids_each: bool = False
+    # whether the end of text can be ignored; None: the field is accepted with unknown effect
     ignore_eos: bool | None = False
-    min_tokens: bool | None = False
-    tokenizer: str = ""
+    min_tokens: bool | None = False  # the same for the shortest output
+    tokenizer: str = ""  # form of ``/tokenize``: "vllm", "llama.cpp" or "tgi"
     metrics: bool = False
+    # whether it may fill in penalties or a token limit that a request leaves out
     own_defaults: bool | None = None
 
 
@@ -114,23 +97,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of an answer.
+    """A chunk of an answer."""
 
-    Attributes:
-        at_s: When its bytes had been read, on the clock of ``time.perf_counter``.
-        text: May be empty while a character is incomplete.
-        tokens: Tokens that it adds; 0 if unknown: a chunk can hold many.
-        is_output: Whether it is part of the output, not only a role, a usage or an end.
-        usage: Counts so far; the last one is the answer's, as is the finish reason ("stop", "length", ...).
-        token_ids: Tokens that it adds, or () if unknown; ``prompt_ids`` are the prompt's, with the first chunk.
-    """
-
-    at_s: float
-    text: str
-    tokens: int
-    is_output: bool
+    at_s: float  # when its bytes had been read, on the clock of ``time.perf_counter``
+    text: str  # may be empty while a character is incomplete
+    tokens: int  # tokens that it adds; 0 if unknown: a chunk can hold many
+    is_output: bool  # whether it is part of the output, not only a role, a usage or an end
+    # counts so far; the last one is the answer's, as is the finish reason ("stop", "length", ...)
     usage: Usage | None = None
     finish_reason: str | None = None
+    # tokens that it adds, or () if unknown; ``prompt_ids`` are the prompt's, with the first chunk
     token_ids: tuple[int, ...] = ()
     prompt_ids: tuple[int, ...] = ()
 

@@ -58,43 +58,27 @@ class ClientSeconds:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs.
+    """One of the two runs."""
 
-    Attributes:
-        name: Name of its records, or its source.
-        source: As in Measured.
-        counts: Requests by bucket, warm-up left out.
-        span_s: Seconds from the end of the warm-up to the last event.
-        client: None where the client's delays are unknown.
-    """
-
-    name: str
-    source: str
-    counts: Counts
-    span_s: float
-    client: ClientSeconds | None = None
+    name: str  # name of its records, or its source
+    source: str  # as in Measured
+    counts: Counts  # requests by bucket, warm-up left out
+    span_s: float  # seconds from the end of the warm-up to the last event
+    client: ClientSeconds | None = None  # None where the client's delays are unknown
 
 
 @dataclass(frozen=True)
 class MetricError:
-    """Error of the prediction ``a`` against the reference ``b`` in one number.
+    """Error of the prediction ``a`` against the reference ``b`` in one number."""
 
-    Attributes:
-        metric: "ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency" (in seconds),
-            "requests_per_s", "output_tokens_per_s", "goodput" (good requests a second) or "within_slo".
-        stat: "mean", "p50", "p90", "p95" or "p99"; "" for rates and the share.
-        a: The prediction.
-        b: The reference.
-        low: Lower end of the interval of ``error``; NaN where unknown.
-        high: Upper end.
-    """
-
+    # "ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency" (in seconds), "requests_per_s",
+    # "output_tokens_per_s", "goodput" (good requests a second) or "within_slo"
     metric: str
-    stat: str
-    a: float
-    b: float
-    low: float = math.nan
-    high: float = math.nan
+    stat: str  # "mean", "p50", "p90", "p95" or "p99"; "" for rates and the share
+    a: float  # the prediction
+    b: float  # the reference
+    low: float = math.nan  # lower end of the interval of ``error``; NaN where unknown
+    high: float = math.nan  # upper end
 
     @property
     def key(self) -> str:
@@ -119,54 +103,31 @@ class MetricError:
 
 @dataclass(frozen=True)
 class MetricDistance:
-    """Distances between the distributions of a metric in both runs.
+    """Distances between the distributions of a metric in both runs."""
 
-    Attributes:
-        metric: As in MetricError.
-        count_a: Number of values of a.
-        count_b: Number of values of b.
-        kolmogorov_smirnov: Largest difference of the shares that are at most x, over all x: 0 to 1.
-        wasserstein: Mean distance of equal quantiles, over the mean of b.
-        mape: Mean of |a - b| / b over paired requests; NaN without pairs.
-        median_ape: Median of the same.
-    """
-
-    metric: str
-    count_a: int
-    count_b: int
-    kolmogorov_smirnov: float
-    wasserstein: float
-    mape: float = math.nan
-    median_ape: float = math.nan
+    metric: str  # as in MetricError
+    count_a: int  # number of values of a
+    count_b: int  # number of values of b
+    kolmogorov_smirnov: float  # largest difference of the shares that are at most x, over all x: 0 to 1
+    wasserstein: float  # mean distance of equal quantiles, over the mean of b
+    mape: float = math.nan  # mean of |a - b| / b over paired requests; NaN without pairs
+    median_ape: float = math.nan  # median of the same
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Errors of run ``a`` (the prediction) against run ``b`` (the reference).
+    """Errors of run ``a`` (the prediction) against run ``b`` (the reference)."""
 
-    Attributes:
-        a: The prediction.
-        b: The reference.
-        paired: Whether both are of the same requests, compared one by one.
-        errors: By metric and statistic.
-        distances: By metric, for those with a value for each request (or token).
-        warnings: Limits of the comparison, one sentence each.
-        level: Confidence level of the intervals.
-        draws: Number of bootstrap draws.
-        warmup_s: Requests that arrived earlier are left out.
-        slo: Limits for goodput, or None.
-    """
-
-    a: Side
-    b: Side
-    paired: bool
-    errors: tuple[MetricError, ...]
-    distances: tuple[MetricDistance, ...]
-    warnings: tuple[str, ...]
-    level: float
-    draws: int
-    warmup_s: float
-    slo: Slo | None = None
+    a: Side  # the prediction
+    b: Side  # the reference
+    paired: bool  # whether both are of the same requests, compared one by one
+    errors: tuple[MetricError, ...]  # by metric and statistic
+    distances: tuple[MetricDistance, ...]  # by metric, for those with a value for each request (or token)
+    warnings: tuple[str, ...]  # limits of the comparison, one sentence each
+    level: float  # confidence level of the intervals
+    draws: int  # number of bootstrap draws
+    warmup_s: float  # requests that arrived earlier are left out
+    slo: Slo | None = None  # limits for goodput, or None
 
     def __getitem__(self, key: str) -> MetricError:
         """Return the error of "ttft.p95" or "requests_per_s"; raise UnknownNameError where there is none."""

@@ -17,24 +17,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Beyond:
-    """A bound of the measured range that a run exceeded.
+    """A bound of the measured range that a run exceeded."""
 
-    Attributes:
-        bound: "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach.
-        measured: Largest measured value.
-        largest: Largest value in the run.
-        out_of_range: Number of steps (for "context" and "prefix": requests) beyond the bound; for large runs, which
-            record no steps, of spans of time.
-        of: Total number of steps, requests or spans.
-        unit: "steps", "requests" or "time".
-    """
-
-    bound: str
-    measured: int
-    largest: int
+    bound: str  # "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach
+    measured: int  # largest measured value
+    largest: int  # largest value in the run
+    # number of steps (for "context" and "prefix": requests) beyond the bound; for large runs, which record no
+    # steps, of spans of time
     out_of_range: int
-    of: int
-    unit: str
+    of: int  # total number of steps, requests or spans
+    unit: str  # "steps", "requests" or "time"
 
     @property
     def share(self) -> float:

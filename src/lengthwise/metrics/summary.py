@@ -109,41 +109,25 @@ class Summary:
     Latencies are over requests that have them (JCT, TPOT and normalized latency: finished requests; TTFT: requests with
     a first token; queueing delay: scheduled requests). Timed-out and rejected requests show in ``counts`` and
     ``goodput``.
-
-    Attributes:
-        name: Name of the records.
-        seeds: Seeds of the runs.
-        intervals: "batch means" within one run, "seeds" over several, "difference" of two.
-        level: Confidence level of every interval.
-        window_s: Seconds from the end of the warm-up to the last event.
-        counts: Requests by bucket, warm-up left out.
-        rates: Throughput in the window.
-        ttft_s: Arrival until first token.
-        tpot_s: Mean time between the tokens of one request.
-        tbt_s: Time between tokens, pooled over all tokens (ITL) of the complete run, warm-up included.
-        jct_s: Arrival until last token.
-        queueing_delay_s: Arrival until first scheduled.
-        normalized_latency_s: JCT per output token.
-        goodput: None without an SLO.
-        hardware: None without a deployment; over the complete run, warm-up included.
-        model_level: Level of the model intervals (``model_low``, ``model_high``); NaN where there are none.
     """
 
-    name: str
-    seeds: tuple[int, ...]
-    intervals: str
-    level: float
-    window_s: Estimate
-    counts: Counts
-    rates: Rates
-    ttft_s: Distribution
-    tpot_s: Distribution
+    name: str  # name of the records
+    seeds: tuple[int, ...]  # seeds of the runs
+    intervals: str  # "batch means" within one run, "seeds" over several, "difference" of two
+    level: float  # confidence level of every interval
+    window_s: Estimate  # seconds from the end of the warm-up to the last event
+    counts: Counts  # requests by bucket, warm-up left out
+    rates: Rates  # throughput in the window
+    ttft_s: Distribution  # arrival until first token
+    tpot_s: Distribution  # mean time between the tokens of one request
+    # time between tokens, pooled over all tokens (ITL) of the complete run, warm-up included
     tbt_s: Distribution
-    jct_s: Distribution
-    queueing_delay_s: Distribution
-    normalized_latency_s: Distribution
-    goodput: Goodput | None
-    hardware: Hardware | None
+    jct_s: Distribution  # arrival until last token
+    queueing_delay_s: Distribution  # arrival until first scheduled
+    normalized_latency_s: Distribution  # JCT per output token
+    goodput: Goodput | None  # None without an SLO
+    hardware: Hardware | None  # None without a deployment; over the complete run, warm-up included
+    # level of the model intervals (``model_low``, ``model_high``); NaN where there are none
     model_level: float = math.nan
 
 

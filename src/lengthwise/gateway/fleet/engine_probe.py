@@ -146,20 +146,15 @@ SMALLER, LARGER = 1, -1  # which priority values run first; 0 for an engine with
 
 @dataclass(frozen=True)
 class EngineMetadata:
-    """Properties of an engine; ``slots`` (concurrent sequences) and ``kv_tokens`` are None if not reported.
-
-    Attributes:
-        priority_sign: SMALLER or LARGER; 0 if the engine accepts no priorities.
-        orders: Whether the engine schedules by priority; None if unknown (vLLM accepts priorities under every policy).
-        prompted: False while the tiny prompt must be repeated.
-    """
+    """Properties of an engine; ``slots`` (concurrent sequences) and ``kv_tokens`` are None if not reported."""
 
     capabilities: Abilities = field(default_factory=Abilities)
     slots: int | None = None
     kv_tokens: int | None = None
-    priority_sign: int = 0
+    priority_sign: int = 0  # SMALLER or LARGER; 0 if the engine accepts no priorities
+    # whether the engine schedules by priority; None if unknown (vLLM accepts priorities under every policy)
     orders: bool | None = None
-    prompted: bool = False
+    prompted: bool = False  # False while the tiny prompt must be repeated
 
 
 class _ProbeClient(Client):

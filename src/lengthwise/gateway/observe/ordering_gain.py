@@ -85,35 +85,22 @@ class OrderTimes:
 
 @dataclass(frozen=True)
 class Gain:
-    """Estimated gain of length-aware ordering.
+    """Estimated gain of length-aware ordering."""
 
-    Attributes:
-        decision: One of this module's constants; ``description`` gives the reason.
-        requests: Requests used; those of engines without streamed responses are not.
-        span_s: First arrival to last.
-        waited_share: Observed share of all JCT before a slot was free.
-        observed_jct_s: Mean; ``fcfs_jct_s`` is the mean under simulated FCFS.
-        in_order: Whether requests were really served FCFS, so that both means are comparable.
-        cuts: Change of the mean JCT from srtf to isrtf: the effect of preemption.
-        times: FCFS first.
-        services: Fitted engines, one per pool.
-        level: Confidence of each interval; those of both orders hold together with 95 %.
-    """
-
-    decision: str
+    decision: str  # one of this module's constants; ``description`` gives the reason
     description: str
-    requests: int
-    span_s: float
-    waited_share: float = math.nan
-    observed_jct_s: float = math.nan
+    requests: int  # requests used; those of engines without streamed responses are not
+    span_s: float  # first arrival to last
+    waited_share: float = math.nan  # observed share of all JCT before a slot was free
+    observed_jct_s: float = math.nan  # mean; ``fcfs_jct_s`` is the mean under simulated FCFS
     fcfs_jct_s: float = math.nan
     fcfs_p99_jct_s: float = math.nan
-    in_order: bool = False
+    in_order: bool = False  # whether requests were really served FCFS, so that both means are comparable
     orders: tuple[OrderGain, ...] = ()
-    cuts: Change = NO_CHANGE
-    times: tuple[OrderTimes, ...] = ()
-    services: tuple[Service, ...] = field(default=())
-    level: float = 0.975
+    cuts: Change = NO_CHANGE  # change of the mean JCT from srtf to isrtf: the effect of preemption
+    times: tuple[OrderTimes, ...] = ()  # FCFS first
+    services: tuple[Service, ...] = field(default=())  # fitted engines, one per pool
+    level: float = 0.975  # confidence of each interval; those of both orders hold together with 95 %
 
     @property
     def model_error(self) -> float:

@@ -24,44 +24,30 @@ _MAX_INTEGER = 1 << 53  # larger integers lose digits in JSON readers that use d
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Finished request, without prompt, key or text; times are of the gateway's clock, NaN if they never happened.
+    """Finished request, without prompt, key or text; times are of the gateway's clock, NaN if they never happened."""
 
-    Attributes:
-        id: In order of arrival.
-        priority: Class; smaller ones are scheduled earlier.
-        arrival_s: When the body was complete.
-        prompt_tokens: Counted or estimated.
-        predicted_tokens: Predicted before the first token, by ``source``.
-        predicted_level: Share of the predicted distribution below the true length, 0 to 1: uniform if predictions
-            are calibrated.
-        queued_for_s: Total time in the gateway's queue; ``served_s`` is the total time at workers.
-        dispatched_s: First dispatch to a worker; ``worker`` is the last one.
-        first_token_s: NaN for a buffered response.
-        resumed_tokens: Tokens retained over preemptions and failovers.
-        failovers: Number of worker failures.
-    """
-
-    id: int
+    id: int  # in order of arrival
     model: str
     tenant: str
-    priority: int
-    arrival_s: float
-    prompt_tokens: int
+    priority: int  # class; smaller ones are scheduled earlier
+    arrival_s: float  # when the body was complete
+    prompt_tokens: int  # counted or estimated
     max_tokens: int
-    predicted_tokens: float
+    predicted_tokens: float  # predicted before the first token, by ``source``
     source: str
+    # share of the predicted distribution below the true length, 0 to 1: uniform if predictions are calibrated
     predicted_level: float
     repredictions: tuple[Reprediction, ...]
     output_tokens: int
-    queued_for_s: float
-    dispatched_s: float
-    first_token_s: float
+    queued_for_s: float  # total time in the gateway's queue; ``served_s`` is the total time at workers
+    dispatched_s: float  # first dispatch to a worker; ``worker`` is the last one
+    first_token_s: float  # NaN for a buffered response
     finished_s: float
     served_s: float
     worker: str
     preemptions: int
-    resumed_tokens: int
-    failovers: int
+    resumed_tokens: int  # tokens retained over preemptions and failovers
+    failovers: int  # number of worker failures
     outcome: str
 
     @property

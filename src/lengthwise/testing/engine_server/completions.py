@@ -129,21 +129,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """How outputs are returned.
-
-    Attributes:
-        usage: Whether the stream ends with a usage chunk; ``usage_each``: every chunk has the usage so far.
-        ids: Whether token ids are returned.
-        interval: Minimum tokens of a chunk; the first and the last are sent at once.
-        logprobs: Alternatives per token; None: no log probabilities.
-    """
+    """How outputs are returned."""
 
     stream: bool = False
+    # whether the stream ends with a usage chunk; ``usage_each``: every chunk has the usage so far
     usage: bool = False
     usage_each: bool = False
-    ids: bool = False
-    interval: int = 1
-    logprobs: int | None = None
+    ids: bool = False  # whether token ids are returned
+    interval: int = 1  # minimum tokens of a chunk; the first and the last are sent at once
+    logprobs: int | None = None  # alternatives per token; None: no log probabilities
 
 
 @dataclass(frozen=True)

@@ -31,25 +31,16 @@ class LinearSteps:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One emulated engine.
+    """One emulated engine."""
 
-    Attributes:
-        model: Model name; it also seeds the generated text.
-        kind: One of KINDS: selects routes, metrics and the sign of priorities.
-        speed: Engine seconds per real second.
-        max_model_len: Maximum prompt and output tokens together.
-        mean_tokens: Mean output length if the request does not fix it.
-        api_key: Required on /v1; None: no authentication.
-    """
-
-    model: str = "toy"
-    kind: str = "vllm"
+    model: str = "toy"  # model name; it also seeds the generated text
+    kind: str = "vllm"  # one of KINDS: selects routes, metrics and the sign of priorities
     limits: Limits = field(default_factory=Limits)
     steps: StepTime = LinearSteps()
-    speed: float = 1.0
-    max_model_len: int = 8192
-    mean_tokens: int = 64
-    api_key: str | None = None
+    speed: float = 1.0  # engine seconds per real second
+    max_model_len: int = 8192  # maximum prompt and output tokens together
+    mean_tokens: int = 64  # mean output length if the request does not fix it
+    api_key: str | None = None  # required on /v1; None: no authentication
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
