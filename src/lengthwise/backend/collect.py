@@ -61,15 +61,9 @@ def collect(
 ) -> Collected:
     """Append the server's outputs of all prompts to a JSONL file as they arrive.
 
-    Prompts that the file has for this model already are not sent again, so that an interrupted collection continues; an
-    incomplete last line is dropped.
-
-    Args:
-        prompts: Repeated ones are sent once.
-        out: The file; ``predict.read`` reads it.
-        endpoint: The server, which gets ``concurrency`` requests at a time.
-        pause: Sleeps before another attempt.
-        report: Called with the number of outputs so far.
+    Repeated prompts, and those that the file has for this model already, are not sent again, so that an interrupted
+    collection continues; an incomplete last line is dropped. ``predict.read`` reads the file. ``pause`` sleeps before
+    another attempt; ``report`` is called with the number of outputs so far.
 
     Raises:
         InputError: Concurrency is below 1.

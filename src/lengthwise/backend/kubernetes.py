@@ -31,12 +31,8 @@ def kubernetes_manifest(
 ) -> str:
     """Return the YAML of a StatefulSet with vLLM, its Services and its disruption budget.
 
-    Args:
-        deployment: The simulated one.
-        name: Of the resources: lower-case letters, digits and hyphens, at most 48.
-        model: The checkpoint; None: the catalog's.
-        image: The container's image.
-        token_secret: Name of a Secret with a Hugging Face token under ``token``.
+    The ``name`` of the resources has lower-case letters, digits and hyphens, at most 48. ``model`` is the checkpoint;
+    None: the catalog's. ``token_secret`` names a Secret with a Hugging Face token under ``token``.
 
     Raises:
         InputError: The name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.

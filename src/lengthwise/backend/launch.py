@@ -47,12 +47,7 @@ def visible_gpus(deployment: Deployment, replica: int) -> str:
 
 
 def environment_of(deployment: Deployment, device: str, replica: int) -> dict[str, str]:
-    """Return the variable that selects the replica's GPUs.
-
-    Raises:
-        UnknownNameError: There is no such device.
-        InputError: There is no such replica.
-    """
+    """Return the variable that selects the replica's GPUs; raise InputError if there is no such device or replica."""
     if device not in DEVICES:
         raise UnknownNameError("device", device, DEVICES)
     if not 0 <= replica < deployment.parallel.replicas:

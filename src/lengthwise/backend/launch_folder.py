@@ -166,16 +166,9 @@ def load_test(
 ) -> Launch:
     """Return the command that replays a trace of the workload and measures TTFT, TPOT, ITL and latency.
 
-    Args:
-        deployment: The served one; its model gives the tokenizer.
-        workload: The simulated requests, at ``rate_rps``, which the result records.
-        trace: File that ``write_trace`` wrote from the same workload.
-        num_requests: Requests to send at most, the first ones.
-        model: The served checkpoint; None: the catalog's, as for its ``served_name`` in requests.
-        base_url: Address of the server, or of the router before its replicas.
-
-    Raises:
-        InputError: ``num_requests`` is below 1.
+    ``write_trace`` wrote the trace from the same workload, of which at most the first ``num_requests`` are sent (1 at
+    least, or InputError is raised). ``model`` is the served checkpoint, which gives the tokenizer; None: the catalog's,
+    as for its ``served_name`` in requests. ``base_url`` is that of the server, or of the router before its replicas.
     """
     count = _count(workload, num_requests)
     pairs = {
@@ -217,12 +210,7 @@ def load_test(
 
 
 def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
-    """Write the first requests as JSON lines for ``load_test``: seconds, prompt and output tokens.
-
-    Raises:
-        InputError: ``num_requests`` is below 1.
-        OutputError: The file cannot be written.
-    """
+    """Write the first requests as JSON lines for ``load_test``: seconds, prompt, output tokens; raise OutputError."""
     count = _count(workload, num_requests)
     columns = [c[:count].tolist() for c in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)]
     rows = [
@@ -253,16 +241,8 @@ def write_launch(
     It has scripts for vLLM and SGLang, a router before several replicas, Kubernetes resources if a pod can hold a
     replica, a load test with its trace, the scenario, and a README with the steps.
 
-    Args:
-        folder: Created if absent; its parent must exist.
-        deployment: The chosen one.
-        name: Of the configuration, for headings and for Kubernetes.
-        scenario_text: The scenario, copied as it is.
-        workload: The simulated requests, at ``rate_rps`` requests a second.
-        claim: The result of the simulation, in a sentence.
-
-    Raises:
-        OutputError: A file cannot be written.
+    The folder's parent must exist. The ``claim`` is the result of the simulation, in a sentence. Raises OutputError
+    where a file cannot be written.
     """
     d = deployment
     options: dict[str, Any] = {"port": _first_port(d), "device": _device(d)}

@@ -205,8 +205,7 @@ class Client:
     async def probe(self) -> Abilities:
         """Find the server's capabilities by requests, use them for further requests, and return them.
 
-        Raises:
-            InputError: The server does not answer, refuses the key, or completes no prompt.
+        Raise InputError if the server does not answer, refuses the key, or completes no prompt.
         """
         found = await self.identify()
         reasons = []
@@ -245,8 +244,7 @@ class Client:
     async def identify(self) -> Abilities:
         """Return engine, version and models, as the server reports them, without generating anything.
 
-        Raises:
-            InputError: The server does not answer, refuses the key, or lists no models.
+        Raise InputError if the server does not answer, refuses the key, or lists no models.
         """
         shown = self.server.shown
         try:
@@ -314,13 +312,9 @@ class Client:
     ) -> AsyncGenerator[Piece, None]:
         """Yield the chunks of an answer as they arrive; the last ones have usage and finish reason.
 
-        Args:
-            body: Of ``body``, or own fields.
-            sent: Called with the time (``perf_counter``) at which the request's headers were sent.
-            usage_each: Whether every chunk has the token counts so far; None: as probed, as for ``api``.
-
-        Raises:
-            RequestError: The request failed; earlier chunks have been yielded.
+        ``sent`` is called with the time (``perf_counter``) at which the request's headers were sent. ``usage_each``:
+        every chunk has the token counts so far; None: as probed, as for ``api``. Raise RequestError if the request
+        fails; earlier chunks have been yielded.
         """
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         url = f"{self.server.root}{_PATHS[api or self.capabilities.api]}"

@@ -14,13 +14,10 @@ COMPLETIONS, CHAT = "completions", "chat"
 
 
 class RequestError(LengthwiseError):
-    """A failed request.
+    """A failed request, with the message of the server or the system, and its Retry-After or None.
 
-    Attributes:
-        reason: One of a few texts: "refused", "reset", "closed early", "no connection", "timed out", "stalled",
-            "http 503", "server error" (inside the stream), "malformed".
-        detail: Message of the server or the system.
-        retry_after_s: Retry-After of the server; None without one.
+    The reason is "refused", "reset", "closed early", "no connection", "timed out", "stalled", "http 503", "server
+    error" (inside the stream) or "malformed".
     """
 
     def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:

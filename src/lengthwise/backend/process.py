@@ -94,13 +94,8 @@ def local_engine(
     (autogroups), and a client beside an engine of another session can be starved for seconds. If this process dies,
     even by SIGKILL, a keeper process ends the group.
 
-    Args:
-        command: Program and arguments; it must listen at ``host`` and ``port``.
-        log_path: Overwritten with its output.
-        env: Variables on top of this process' own.
-        ready_s: Longest time until it is ready.
-        grace_s: Longest time until it exits after SIGTERM, before it is killed.
-        now: A clock in seconds; ``pause`` sleeps.
+    The command must listen at ``host`` and ``port``; ``env`` has variables on top of this process' own. The engine must
+    be ready within ``ready_s``, and is killed ``grace_s`` after SIGTERM. ``now`` is a clock, ``pause`` sleeps.
 
     Raises:
         InputError: There is no such program.

@@ -69,12 +69,8 @@ def vllm_launch(
         deployment: The simulated one.
         model: A Hugging Face id or a folder; None: the catalog's, or ``$MODEL``.
         served_name: The model's name in requests; None: that of the catalog.
-        device: "cuda", or "cpu" to try the command without a GPU (not its speed).
+        device: "cuda", or "cpu" to try the command without a GPU (not its speed); raises InputError for another one.
         replica: Selects the GPUs of its node; it listens at ``host`` and ``port``.
-
-    Raises:
-        UnknownNameError: There is no such device.
-        InputError: There is no such replica.
     """
     deployment.require_one_side("a launch command")
     d, weights = deployment, checkpoint(deployment, model, ONLINE)

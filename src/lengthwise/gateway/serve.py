@@ -50,10 +50,9 @@ def require_extra() -> None:
 class Gateway:
     """A complete gateway as an async context manager that serves while it is entered; InputError where it cannot.
 
-    Args:
-        listeners: Receive the events of every request, besides its own listeners.
-        make_forecaster: Makes another forecaster (for a benchmark, one that knows the lengths).
-        follow: Makes a replanner, so that the schedule of mode rra follows the lengths of the traffic; None: it stays.
+    ``listeners`` receive the events of every request, besides its own. ``make_forecaster`` makes another forecaster
+    (for a benchmark, one that knows the lengths). ``follow`` makes a replanner, so that the schedule of mode rra
+    follows the lengths of the traffic.
     """
 
     def __init__(
@@ -231,9 +230,7 @@ def serve(
     second signal stops the gateway at once. SIGHUP: ``reload`` reads the configuration again; an error is logged, and
     nothing changes. ``ready`` is called with both ports once the gateway listens, then ``started`` is awaited with it.
 
-    Raises:
-        InputError: A port is taken, or the configuration is inconsistent.
-        MissingExtraError: The extra ``gateway`` is not installed.
+    Raises InputError where a port is taken or the configuration is inconsistent, and MissingExtraError.
     """
     require_extra()
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -321,11 +318,8 @@ def background_gateway(
 ) -> Iterator[BackgroundGateway]:
     """Run a gateway on a thread until the end of the block, with all of its engines up within ``engines_s``.
 
-    ``listeners`` receive the events of every request, on its thread; ``follow`` makes a replanner for mode rra.
-
-    Raises:
-        InputError: The gateway cannot start.
-        EngineError: An engine is down, or cannot be used.
+    ``listeners`` receive the events of every request, on its thread; ``follow`` makes a replanner for mode rra. Raises
+    InputError where the gateway cannot start, and EngineError where an engine is down or cannot be used.
     """
     ready: Future[tuple[BackgroundGateway, Callable[[], object]]] = Future()
 

@@ -62,12 +62,8 @@ def request_columns(records: Records) -> dict[str, Array]:
 def frame(records: Records, kind: Kind = "polars", table: Table = "requests") -> Any:
     """Return a data frame of the requests (:func:`request_columns`) or of the steps (StepRecords).
 
-    The frame shares the memory of the records: do not write into it.
-
-    Args:
-        records: Records of a run.
-        kind: "polars" (DataFrame), "pandas" (DataFrame) or "arrow" (pyarrow.Table).
-        table: "requests" or "steps".
+    The frame shares the memory of the records: do not write into it. Its ``kind`` is "polars" (DataFrame), "pandas"
+    (DataFrame) or "arrow" (pyarrow.Table).
 
     Raises:
         InputError: Steps are requested and the run did not record them.

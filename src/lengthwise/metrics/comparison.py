@@ -204,9 +204,7 @@ def compare(
         warmup_s: Requests that arrived earlier are left out (except from distances of the time between tokens, and
             from its errors where no interval is known).
         slo: Limits for goodput.
-        level: Confidence level.
-        draws: Number of bootstrap draws.
-        seed: Seed of the bootstrap.
+        level: Confidence level of the bootstrap with ``draws`` draws.
 
     Raises:
         InputError: ``paired`` is true for runs of different sizes, the warm-up leaves no request, or ``level``,

@@ -25,9 +25,7 @@ def combine(summaries: Sequence[Summary]) -> Summary:
 
     Counts are summed. A value that is NaN for one seed is NaN. Ends of model intervals are means, too, as the cost
     model has the same error at every seed. A single summary is returned unchanged, with its batch-means intervals.
-
-    Raises:
-        InputError: There is no summary, a seed occurs twice, or SLOs or levels differ.
+    Raise InputError if there is none, a seed occurs twice, or SLOs or levels differ.
     """
     _check_seeds(summaries)
     if len(summaries) == 1:
@@ -50,15 +48,8 @@ def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = F
     """Return paired t intervals of a - b over common seeds.
 
     The same seeds (the same requests at the same times) share most of the noise, which cancels: differences can be
-    significant even where the variants' own intervals overlap. Counts are differences of sums.
-
-    Args:
-        a: One summary for each seed.
-        b: One summary for each seed, of the same seeds in any order.
-        relative: Whether to return (a - b) / b, seed by seed.
-
-    Raises:
-        InputError: The seeds of both sides differ, or a seed occurs twice.
+    significant even where the variants' own intervals overlap. Counts are differences of sums. ``relative`` returns
+    (a - b) / b, seed by seed. Raise InputError if the seeds of both sides differ (in any order) or repeat.
     """
     _check_seeds(a)
     _check_seeds(b)
@@ -133,11 +124,8 @@ def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary
     Args:
         summary: The summary to extend.
         run: One run of it, under the cost tables as they are.
-        perturbed: The same requests, at the same seed, under perturbed cost tables.
-        level: Share of the perturbed runs inside the interval.
-
-    Raises:
-        InputError: There is no perturbed run, or ``level`` is not between 0 and 1.
+        perturbed: The same requests, at the same seed, under perturbed cost tables; InputError is raised without any.
+        level: Share of the perturbed runs inside the interval, between 0 and 1.
     """
     if not perturbed or not 0 < level < 1:
         raise InputError(

@@ -161,10 +161,7 @@ def summarize(
         slo: Limits for goodput.
         warmup_s: Requests that arrived earlier are left out.
         warmup_requests: Number of first requests to leave out; the longer of both warm-ups applies.
-        level: Confidence level.
-
-    Raises:
-        InputError: The warm-up leaves no request, or ``level`` is not between 0 and 1.
+        level: Confidence level, between 0 and 1. InputError is raised for another one, or if no request is left.
     """
     if not 0 < level < 1:
         raise InputError(f"the confidence level must be between 0 and 1; it is {level}")

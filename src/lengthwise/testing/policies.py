@@ -212,15 +212,9 @@ def check_policy(
 ) -> list[str]:
     """Run the checks of ``POLICY_CHECKS``, in any test runner or without one; return the names of those passed.
 
-    Args:
-        policy: Policy of any axis, made by a decorator of ``lengthwise.policy``.
-        compiled: Whether it must compile; if not, only the reference engine runs it.
-        count: Number of small simulated worlds.
-        seed: Seed of the worlds.
-        skip: Names of checks to leave out.
-
-    Raises:
-        AssertionError: A check failed; one sentence states the requirement and the actual value.
+    The policy, of any axis, is made by a decorator of ``lengthwise.policy``. If it need not be ``compiled``, only the
+    reference engine runs it. ``count`` is the number of small simulated worlds. An AssertionError states in a sentence
+    the requirement that a check found broken, and the actual value.
     """
     require(isinstance(policy, Policy), f"a policy must be made by a decorator of lengthwise.policy; got {policy!r}")
     samples = worlds(policy, count, seed)

@@ -48,14 +48,9 @@ def check_predictor(
 ) -> list[str]:
     """Run the checks of ``PREDICTOR_CHECKS``, in any test runner or without one; return the names of those passed.
 
-    Args:
-        make_predictor: Returns a new untrained predictor.
-        samples: Training samples of the checks; None: ``toy_samples()``.
-        requires_training: Whether the predictor must be better than a constant on the toy samples.
-        skip: Names of checks to leave out.
-
-    Raises:
-        AssertionError: A check failed; one sentence states the requirement and the actual value.
+    ``make_predictor`` returns a new untrained predictor; ``samples`` train it (None: ``toy_samples()``). With
+    ``requires_training`` the predictor must be better than a constant on the toy samples. An AssertionError states in a
+    sentence the requirement that a check found broken, and the actual value.
     """
     advice = f"pass the class {type(make_predictor).__name__}, or a function, not an instance"
     require(callable(make_predictor), f"check_predictor takes a function that makes predictors: {advice}")

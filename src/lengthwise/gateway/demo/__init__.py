@@ -35,10 +35,8 @@ def run(
     picks free ports. No round starts after ``seconds``; starting vLLM takes about a minute more. Requests and lengths
     are synthetic (lengths scatter widely around those of such questions); the built-in predictor sees only the prompts.
 
-    Raises:
-        InputError: The interpreter does not exist, or a port is taken.
-        EngineError: The engines do not start.
-        MissingExtraError: The extra ``gateway`` is not installed.
+    Raises InputError where the interpreter does not exist or a port is taken, EngineError where the engines do not
+    start, and MissingExtraError.
     """
     from lengthwise.gateway.serve import require_extra
 

@@ -37,11 +37,8 @@ class _Member:
 class WorkerRegistry:
     """Workers by name: add, drain and remove them as endpoints come and go.
 
-    Args:
-        changed: Called after every change; with True if requests in progress must know at once.
-        renamed: Called when another engine takes a name, before any request goes to it.
-        on_release: Called with a name that its engine gave up.
-        busy: Returns the requests in flight at a worker; None if unknown.
+    ``changed`` is called after every change, with True if requests in progress must know at once; ``renamed`` when
+    another engine takes a name, before any request goes to it; ``on_release`` with a name that its engine gave up.
     """
 
     def __init__(
@@ -193,14 +190,9 @@ class Fleet:
     """Workers of a gateway; an async context manager.
 
     A worker that discovery no longer reports gets no new requests; it is removed when its port is closed, no request
-    runs there, or ``resilience.leave_s`` (``drain_s`` without ``busy``) has passed.
-
-    Args:
-        on_change: Called with all worker states after every change, at most once per tick of the event loop.
-        busy: Returns the requests in flight at a worker, by its name; None if unknown.
-
-    Raises:
-        InputError: Two engines have one name, or the target of discovery is invalid.
+    runs there, or ``resilience.leave_s`` (``drain_s`` without ``busy``) has passed. ``on_change`` is called with all
+    worker states after every change, at most once per tick of the event loop; ``busy`` returns the requests in flight
+    at a worker, by its name. Raises InputError where two engines have one name, or the target of discovery is invalid.
     """
 
     def __init__(

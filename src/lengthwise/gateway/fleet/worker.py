@@ -30,16 +30,11 @@ _MIN_RATE_PERIOD_S = 0.05
 
 
 class Worker:
-    """Engine behind the gateway.
+    """Engine behind the gateway, at ``url`` without ``/v1``, with an aiohttp session that has its key and certificates.
 
-    Attributes:
-        url: Address without ``/v1``.
-        session: aiohttp session with the key and certificates of the engine.
-        identified: Whether ``metadata`` belongs to the process that runs now.
-        epoch: Number of restarts; counts on when another engine takes the name.
-        draining: Whether discovery withdrew the worker.
-        ejected: Whether outlier ejection excludes the worker.
-        renamed_from: Name before another engine took it, or "".
+    ``identified``: ``metadata`` belongs to the process that runs now. ``epoch`` counts restarts, and counts on when
+    another engine takes the name; ``renamed_from`` is the name before that. ``draining``: discovery withdrew it;
+    ``ejected``: outlier ejection excludes it.
     """
 
     def __init__(self, engine: Engine, resilience: ResilienceConfig, dispatch: Dispatch, *, epoch: int = 0) -> None:

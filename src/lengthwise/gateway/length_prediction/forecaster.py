@@ -42,11 +42,9 @@ class Forecaster(Listener):
     runs in a process, which may hang or crash. Without a result in time, the prediction is the distribution of the last
     finished outputs.
 
-    Args:
-        late: Called with a prediction that came after its deadline.
-        predictor: Replaces the configured one; it must be picklable unless it runs on the event loop.
-        place: "inline", "process", or "auto".
-        use_requested: Whether a length that the client fixes counts as known.
+    ``late`` is called with a prediction that came after its deadline. ``predictor`` replaces the configured one; it
+    must be picklable unless it runs on the event loop. ``place`` is "inline", "process", or "auto". With
+    ``use_requested`` a length that the client fixes counts as known.
     """
 
     def __init__(

@@ -238,13 +238,9 @@ class EngineServer:
     """OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
 
     An async context manager; many may run in one event loop. Needs aiohttp (extra ``gateway``). ``port`` 0 picks a free
-    one, which a restart reuses; ``faults`` may be changed at any time; ``log`` continues over restarts.
-
-    Attributes:
-        healthy: Whether /health returns 200; otherwise 503.
-        is_sleeping: Whether /sleep was called; completions get 503.
-        clocked: The batch; a restart creates a new one.
-        exit_process: Called by the fault "die" before the server closes; ends a process that serves engines alone.
+    one, which a restart reuses; ``faults`` may be changed at any time; ``log`` continues over restarts, but not the
+    batch, ``clocked``. Unless ``healthy`` /health returns 503, while ``is_sleeping`` completions do. The fault "die"
+    calls ``exit_process`` before the server closes, to end a process that serves engines alone.
     """
 
     def __init__(
