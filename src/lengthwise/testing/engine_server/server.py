@@ -65,6 +65,14 @@ def metrics(server: EngineServer) -> str:
     return "\n".join([*lines, ""]) if lines else ""
 
 
+def _models(server: EngineServer) -> dict[str, Any]:
+    spec = server.spec
+    row: dict[str, Any] = {"id": spec.model, "object": "model", "created": 0, "owned_by": _OWNERS[spec.kind]}
+    if spec.kind in {"vllm", "sglang"}:
+        row["max_model_len"] = spec.max_model_len
+    return {"object": "list", "data": [row]}
+
+
 def _slots(server: EngineServer) -> list[dict[str, Any]]:
     running, length = server.clocked.batch.running, server.spec.max_model_len
     return [{"id": i, "n_ctx": length, "is_processing": i < running} for i in range(server.spec.limits.max_num_seqs)]
@@ -137,17 +145,6 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
         return handle
 
-    async def models(_: web.Request) -> web.Response:
-        row: dict[str, Any] = {
-            "id": server.spec.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": _OWNERS[server.spec.kind],
-        }
-        if spec.kind in {"vllm", "sglang"}:
-            row["max_model_len"] = spec.max_model_len
-        return web.json_response({"object": "list", "data": [row]})
-
     async def health(_: web.Request) -> web.Response:
         status = 200 if server.healthy else 503
         if spec.kind == "llama.cpp":
@@ -156,28 +153,6 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
     async def prometheus(_: web.Request) -> web.Response:
         return web.Response(text=metrics(server), content_type="text/plain")
-
-    async def tokenize(request: web.Request) -> web.Response:
-        body = parse_body(await request.read())
-        if spec.kind == "llama.cpp":
-            return web.json_response({"tokens": encode(str(body.get("content", "")))})
-        if "messages" in body:
-            ids = chat_ids(body)
-        elif isinstance(text := body.get(text_field), str):
-            ids = prompt_ids(text) if body.get("add_special_tokens", True) else encode(text)
-        else:
-            raise RefusedError(400, "prompt: Field required")
-        return web.json_response({"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids})
-
-    async def detokenize(request: web.Request) -> web.Response:
-        body = parse_body(await request.read())
-        return web.json_response({text_field: decode(body.get("tokens", ()))})
-
-    async def abort(request: web.Request) -> web.Response:
-        body = parse_body(await request.read())
-        ids = body.get("request_ids", body.get("rid", ()))
-        server.abort({ids} if isinstance(ids, str) else set(map(str, ids)))
-        return web.json_response({})
 
     def sleep(*, is_sleeping: bool) -> Handler:
         async def handle(_: web.Request) -> web.Response:
@@ -197,33 +172,55 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         numbers = {"aborts": server.aborts, "slots_in_use": server.slots_in_use, "open": server.log.open}
         return web.json_response({"entries": [dataclasses.asdict(entry) for entry in entries]} | numbers)
 
-    async def set_faults(request: web.Request) -> web.Response:
+    def with_body(respond: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            return web.json_response(respond(parse_body(await request.read())) or {})
+
+        return handle
+
+    def tokenize(body: dict[str, Any]) -> dict[str, Any]:
+        if spec.kind == "llama.cpp":
+            return {"tokens": encode(str(body.get("content", "")))}
+        if "messages" in body:
+            ids = chat_ids(body)
+        elif isinstance(text := body.get(text_field), str):
+            ids = prompt_ids(text) if body.get("add_special_tokens", True) else encode(text)
+        else:
+            raise RefusedError(400, "prompt: Field required")
+        return {"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids}
+
+    def detokenize(body: dict[str, Any]) -> dict[str, Any]:
+        return {text_field: decode(body.get("tokens", ()))}
+
+    def abort(body: dict[str, Any]) -> None:
+        ids = body.get("request_ids", body.get("rid", ()))
+        server.abort({ids} if isinstance(ids, str) else set(map(str, ids)))
+
+    def set_faults(body: dict[str, Any]) -> None:
         try:
-            server.faults = parse_faults(parse_body(await request.read()))
+            server.faults = parse_faults(body)
         except (TypeError, ValueError) as error:
             raise RefusedError(400, str(error)) from None
-        return web.json_response({})
 
-    async def set_health(request: web.Request) -> web.Response:
-        server.healthy = bool(parse_body(await request.read()).get("healthy", True))
-        return web.json_response({})
+    def set_health(body: dict[str, Any]) -> None:
+        server.healthy = bool(body.get("healthy", True))
 
     routes = [
         web.post("/v1/completions", completions(chat=False)),
         web.post("/v1/chat/completions", completions(chat=True)),
-        web.get("/v1/models", models),
+        web.get("/v1/models", metadata(_models)),
         web.get("/emulator/log", log),
-        web.post("/emulator/faults", set_faults),
-        web.post("/emulator/health", set_health),
+        web.post("/emulator/faults", with_body(set_faults)),
+        web.post("/emulator/health", with_body(set_health)),
         *(web.get(path, metadata(read)) for path, read in _METADATA[spec.kind].items()),
     ]
     if spec.kind != "openai":
         routes += [web.get("/health", health), web.get("/metrics", prometheus)]
-        routes += [web.post("/tokenize", tokenize), web.post("/detokenize", detokenize)]
+        routes += [web.post("/tokenize", with_body(tokenize)), web.post("/detokenize", with_body(detokenize))]
     if spec.kind == "vllm":  # as in its development mode
         routes += [web.post("/sleep", sleep(is_sleeping=True)), web.post("/wake_up", sleep(is_sleeping=False))]
     if spec.kind in _ABORT_ROUTES:
-        routes.append(web.post(_ABORT_ROUTES[spec.kind], abort))
+        routes.append(web.post(_ABORT_ROUTES[spec.kind], with_body(abort)))
     app = web.Application(client_max_size=_MAX_BYTES, middlewares=[check_key])
     app.add_routes(routes)
     return app
