@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import engine
 from lengthwise.lab.decisions import Run, answer, decision, estimates
@@ -17,6 +16,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, LoadUnit
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import Floats
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -100,7 +100,6 @@ def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tup
         yield i, work(task)
 
 
-Floats = npt.NDArray[np.float64]
 WARMUP_SHARE = 0.2
 """Share of the requests served from a full queue that its rate leaves out, while the batch fills up."""
 

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.statistics import t_quantile
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.statistics import Floats, Ints, t_quantile
 
 MIN_REQUESTS = 20  # runs with fewer requests have no intervals
 SPANS = 24  # equal spans of time in which events are counted, for rates

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
 from lengthwise.schema.records import Records, RequestRecords
+from lengthwise.statistics import Floats
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 Kind = Literal["polars", "pandas", "arrow"]
 Table = Literal["requests", "steps"]
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import catalog
 from lengthwise.metrics.bootstrap import MIN_REQUESTS, SPANS, Bootstrap, Sample, sample_of
@@ -19,9 +18,7 @@ from lengthwise.metrics.summary import Counts, Slo, Window, bucket_counts, windo
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.records import Measured, Records, RequestRecords, Status, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.statistics import Floats, Ints
 
 LATENCIES = ("ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency")
 STATS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

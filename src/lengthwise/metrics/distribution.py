@@ -6,14 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.records import TokenGaps
-from lengthwise.statistics import batch_half_width
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.statistics import Floats, Ints, batch_half_width
 
 BATCHES = 10  # few and long: long batches are nearly independent and include values of the tails
 MIN_VALUES = 400  # below this count a batch would have fewer than 40 values, too few for its mean

@@ -17,7 +17,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, Rejection, RequestRecords, Status
-from lengthwise.statistics import batch_half_width
+from lengthwise.statistics import Floats, Ints, batch_half_width
 
 Bools = npt.NDArray[np.bool_]
 
@@ -131,8 +131,6 @@ class Summary:
     model_level: float = math.nan
 
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Window = slice | Ints  # requests that count: consecutive rows, or row numbers
 
 

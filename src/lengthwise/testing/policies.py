@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import policy as policies
 from lengthwise.engine import simulate
@@ -22,10 +21,8 @@ from lengthwise.schema.errors import LengthwiseError
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Predictions, Workload
+from lengthwise.statistics import Floats, Ints
 from lengthwise.testing.checks import require, run_checks
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _CALLS = 60
 _NON_NEGATIVE = {"now_s", "arrival_s", "queued_for_s", "service_tokens", "predicted_tokens", "index_tokens",

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet import Fleet
@@ -21,7 +20,7 @@ from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
 from lengthwise.gateway.telemetry import Pair, Row, Telemetry
-from lengthwise.statistics import circular_blocks
+from lengthwise.statistics import Floats, circular_blocks
 
 WINDOW_S = 600.0
 MAX_ROWS = 2000
@@ -141,7 +140,6 @@ def lengths(rows: Sequence[Row]) -> dict[str, Any]:
     return values
 
 
-Floats = npt.NDArray[np.float64]
 POLICY_INTERVAL_S = 5.0
 _DRAWS, _BLOCKS = 30, 12
 MAX_POLICY_REQUESTS = 1000  # requests in the table at most: computing it blocks the event loop for some milliseconds

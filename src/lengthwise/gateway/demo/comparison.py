@@ -14,21 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.demo.engines import MAX_NUM_SEQS, MODEL, Engines
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LengthDistribution
-from lengthwise.statistics import t_half_width
+from lengthwise.statistics import Floats, t_half_width
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from lengthwise.gateway.serve import Gateway
 
-Floats = npt.NDArray[np.float64]
 
 MAX_TOKENS = 1024
 LOAD = 3.0  # rate of a burst relative to the engines' capacity, as in ELIS
