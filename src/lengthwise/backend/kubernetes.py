@@ -39,8 +39,20 @@ def kubernetes_manifest(
     """
     import yaml
 
-    launch = vllm_launch(deployment, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own address
-    _check(deployment, name, launch)
+    d, launch = deployment, vllm_launch(deployment, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"name must be lower-case letters, digits and hyphens, from a letter on, at most 48; it is {name!r}"
+        )
+    if not is_nvidia(d):
+        raise InputError(f"a manifest asks for NVIDIA GPUs; {d.gpu.name} is none. Run the scripts instead")
+    if not fits_node(d):
+        raise InputError(
+            f"a pod must fit a node: a replica of {replica_gpus(d)} GPUs does not fit the {d.node.gpus} of "
+            f"{d.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
+        )
+    if PLACEHOLDER in launch.command:
+        raise InputError(f"a manifest names its checkpoint, and none is known for {d.model.name}; give model")
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
     service = {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
     headless = {"clusterIP": "None", "publishNotReadyAddresses": False, **copy.deepcopy(service)}
@@ -69,22 +81,6 @@ def kubernetes_manifest(
 def is_nvidia(deployment: Deployment) -> bool:
     """Return whether the deployment has GPUs for the image and ``nvidia.com/gpu``."""
     return not deployment.gpu.name.startswith(_NOT_NVIDIA)
-
-
-def _check(d: Deployment, name: str, launch: Launch) -> None:
-    if not _NAME.fullmatch(name):
-        raise InputError(
-            f"name must be lower-case letters, digits and hyphens, from a letter on, at most 48; it is {name!r}"
-        )
-    if not is_nvidia(d):
-        raise InputError(f"a manifest asks for NVIDIA GPUs; {d.gpu.name} is none. Run the scripts instead")
-    if not fits_node(d):
-        raise InputError(
-            f"a pod must fit a node: a replica of {replica_gpus(d)} GPUs does not fit the {d.node.gpus} of "
-            f"{d.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
-        )
-    if PLACEHOLDER in launch.command:
-        raise InputError(f"a manifest names its checkpoint, and none is known for {d.model.name}; give model")
 
 
 def _head(d: Deployment, launch: Launch) -> str:

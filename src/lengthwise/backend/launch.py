@@ -207,18 +207,8 @@ def router_policy(deployment: Deployment) -> str:
     return name if name in ("round_robin", "random") else "power_of_two"
 
 
-def shared_notes(deployment: Deployment) -> tuple[str, ...]:
-    """Return the differences that all engines share: memory, eviction, steps, replicas, clients, caches."""
-    return (
-        *_memory_notes(deployment),
-        *_scheduling_notes(deployment),
-        *_step_notes(deployment),
-        *_cluster_notes(deployment),
-        "Prefix caching was not simulated and is turned off; turning it on can only help.",
-    )
-
-
-def _memory_notes(d: Deployment) -> Iterator[str]:
+def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one note after the other
+    """Yield the differences that all engines share: memory, eviction, steps, replicas, clients, caches."""
     if is_overridden(d):
         yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) a replica."
     else:
@@ -240,9 +230,6 @@ def _memory_notes(d: Deployment) -> Iterator[str]:
         )
     elif memory not in _PAGED:
         yield f"Memory policy {memory} has no counterpart; the engine pages on demand."
-
-
-def _scheduling_notes(d: Deployment) -> Iterator[str]:
     rank = resolve("rank", d.scheduler.rank)
     if rank.uses(*PREDICTED):
         updates = " Predictions updated as tokens come cannot reach a request that the engine holds."
@@ -269,9 +256,6 @@ def _scheduling_notes(d: Deployment) -> Iterator[str]:
             f"Requests that had waited {d.scheduler.max_wait_s:g} s were scheduled before all others. An engine's "
             "priority cannot change once a request is with it: keep the bound where the queue is, in a gateway."
         )
-
-
-def _step_notes(d: Deployment) -> Iterator[str]:
     if d.scheduler.preemption_mode == "swap":
         yield "An evicted request's KV cache was swapped to the host; the engine computes it again."
     limit = d.limits.max_step_seqs
@@ -285,9 +269,6 @@ def _step_notes(d: Deployment) -> Iterator[str]:
             f"Prompts stayed whole: the step's token budget is raised from {d.limits.max_num_batched_tokens} to "
             f"{step_tokens(d)}, the longest request."
         )
-
-
-def _cluster_notes(d: Deployment) -> Iterator[str]:
     if d.parallel.replicas > 1:
         name, nearest = policy_name(d.scheduler.router), router_policy(d)
         end = "" if name == nearest else f"; {nearest} stands nearest in vLLM's router"
@@ -303,6 +284,7 @@ def _cluster_notes(d: Deployment) -> Iterator[str]:
             f"Clients gave up after {d.limits.timeout_s:g} s: set this in the client; the engine drops a request "
             "whose connection closes."
         )
+    yield "Prefix caching was not simulated and is turned off; turning it on can only help."
 
 
 WIDTH = 100

@@ -7,24 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lengthwise.backend.launch import (
-    ARRIVAL,
-    ORDERED_BY_PRIORITY,
-    Launch,
-    checkpoint,
-    cuts_prompts,
-    environment_of,
-    fits_node,
-    flags,
-    is_overridden,
-    kv_dtype_flag,
-    kv_tokens,
-    policy_name,
-    replica_gpus,
-    resident_bound,
-    shared_notes,
-    step_tokens,
-)
+from lengthwise.backend import launch
+from lengthwise.backend.launch import Launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.specs import dtype_name
 
@@ -53,8 +37,8 @@ def sglang_launch(
     Arguments and errors are those of ``vllm_launch``.
     """
     deployment.require_one_side("a launch command")
-    d, weights, page = deployment, checkpoint(deployment, model, ONLINE), deployment.limits.block_size
-    by_priority = policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
+    d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
+    by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
     chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
     # SGLang counts the memory of weights and cache, not the peak as vLLM does.
     static_bytes = d.kv.weight_bytes + d.kv.num_blocks * d.kv.kv_bytes_per_block
@@ -66,55 +50,55 @@ def sglang_launch(
         "--device": device,
         "--tp-size": d.parallel.tp,
         "--pp-size": d.parallel.pp,
-        "--nnodes": None if fits_node(d) else -(-replica_gpus(d) // d.node.gpus),
+        "--nnodes": None if launch.fits_node(d) else -(-launch.replica_gpus(d) // d.node.gpus),
         "--dtype": weights.dtype,
         "--quantization": weights.quantization,
-        "--kv-cache-dtype": kv_dtype_flag(d, _KV_DTYPES),
+        "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES),
         "--context-length": d.max_model_len,
-        "--max-running-requests": resident_bound(d),
+        "--max-running-requests": launch.resident_bound(d),
         "--page-size": page,
         "--mem-fraction-static": f"{min(static_bytes / d.gpu.memory_bytes, 1.0):.3f}",
-        "--max-total-tokens": kv_tokens(d) if is_overridden(d) else None,
+        "--max-total-tokens": launch.kv_tokens(d) if launch.is_overridden(d) else None,
         "--disable-radix-cache": True,
-        "--chunked-prefill-size": chunk_tokens if cuts_prompts(d) else -1,
-        "--enable-mixed-chunk": cuts_prompts(d),
-        "--max-prefill-tokens": step_tokens(d),
+        "--chunked-prefill-size": chunk_tokens if launch.cuts_prompts(d) else -1,
+        "--enable-mixed-chunk": launch.cuts_prompts(d),
+        "--max-prefill-tokens": launch.step_tokens(d),
         "--schedule-policy": "fcfs",
         "--enable-priority-scheduling": by_priority,
         "--schedule-low-priority-values-first": by_priority,
         "--retraction-policy": "priority" if by_priority else None,
     }
-    notes = (*weights.notes, *_notes(d), *shared_notes(d))
-    command = ("python3", "-m", "sglang.launch_server", *flags(pairs))
-    return Launch(command, environment_of(d, device, replica), notes)
+    notes = (*weights.notes, *_notes(d), *launch.shared_notes(d))
+    command = ("python3", "-m", "sglang.launch_server", *launch.flags(pairs))
+    return Launch(command, launch.environment_of(d, device, replica), notes)
 
 
 def _notes(d: Deployment) -> Iterator[str]:
-    rank = policy_name(d.scheduler.rank)
-    if rank in ORDERED_BY_PRIORITY:
+    rank = launch.policy_name(d.scheduler.rank)
+    if rank in launch.ORDERED_BY_PRIORITY:
         yield (
-            f"{ORDERED_BY_PRIORITY[rank]} SGLang also lets a waiting request evict running ones whose priority "
+            f"{launch.ORDERED_BY_PRIORITY[rank]} SGLang also lets a waiting request evict running ones whose priority "
             "is worse by 10 or more."
         )
-    elif rank not in ARRIVAL:
+    elif rank not in launch.ARRIVAL:
         yield f"Requests went by {rank}; SGLang takes them as they come, or by a `priority` that they carry."
-    batching = policy_name(d.scheduler.batching)
-    if not cuts_prompts(d) and batching != "prefill_first":
+    batching = launch.policy_name(d.scheduler.batching)
+    if not launch.cuts_prompts(d) and batching != "prefill_first":
         other = f"Steps were formed by {batching}; SGLang runs whole prompts in steps of their own."
         yield _BATCHINGS.get(batching, other)
     if d.limits.kv_dtype is not None:
         dtype = dtype_name(d.limits.kv_dtype)
         if dtype not in _KV_DTYPES and dtype != dtype_name(d.limits.weight_dtype or d.model.dtype):
             yield f"SGLang has no KV cache of {dtype}; it takes the weights' dtype."
-    if not fits_node(d):
+    if not launch.fits_node(d):
         yield "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
     yield (
-        f"Requests were admitted by memory policy {policy_name(d.scheduler.memory)} with a watermark of "
+        f"Requests were admitted by memory policy {launch.policy_name(d.scheduler.memory)} with a watermark of "
         f"{d.limits.watermark:g}; SGLang admits by its running estimate of the output still to come "
         "(--schedule-conservativeness)."
     )
     yield (
-        f"When memory ran out, {policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, if "
+        f"When memory ran out, {launch.policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, if "
         "requests have one, else those with the shortest output so far."
     )
     yield (

@@ -11,24 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lengthwise.backend.launch import (
-    ARRIVAL,
-    ORDERED_BY_PRIORITY,
-    Launch,
-    checkpoint,
-    cuts_prompts,
-    environment_of,
-    fits_node,
-    flags,
-    is_overridden,
-    kv_dtype_flag,
-    kv_tokens,
-    policy_name,
-    replica_gpus,
-    resident_bound,
-    shared_notes,
-    step_tokens,
-)
+from lengthwise.backend import launch
+from lengthwise.backend.launch import Launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.specs import GIB, dtype_name
 
@@ -73,8 +57,8 @@ def vllm_launch(
         replica: Selects the GPUs of its node; it listens at ``host`` and ``port``.
     """
     deployment.require_one_side("a launch command")
-    d, weights = deployment, checkpoint(deployment, model, ONLINE)
-    environment, block = environment_of(deployment, device, replica), _block_size(d, device)
+    d, weights = deployment, launch.checkpoint(deployment, model, ONLINE)
+    environment, block = launch.environment_of(deployment, device, replica), _block_size(d, device)
     if device == "cpu":
         cache_gib = math.ceil(d.kv.num_blocks * d.kv.kv_bytes_per_block / GIB)
         environment = {"VLLM_CPU_KVCACHE_SPACE": str(max(1, cache_gib))}
@@ -84,24 +68,28 @@ def vllm_launch(
         "--port": port,
         "--tensor-parallel-size": d.parallel.tp,
         "--pipeline-parallel-size": d.parallel.pp,
-        "--nnodes": None if fits_node(d) else math.ceil(replica_gpus(d) / d.node.gpus),
+        "--nnodes": None if launch.fits_node(d) else math.ceil(launch.replica_gpus(d) / d.node.gpus),
         "--dtype": weights.dtype if device == "cuda" else "float32",  # 16 bits are emulated on most CPUs
         "--quantization": weights.quantization if device == "cuda" else None,
-        "--kv-cache-dtype": kv_dtype_flag(d, _KV_DTYPES) if device == "cuda" else None,
+        "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES) if device == "cuda" else None,
         "--max-model-len": d.max_model_len,
-        "--max-num-seqs": min(resident_bound(d), step_tokens(d)),
-        "--max-num-batched-tokens": step_tokens(d),
+        "--max-num-seqs": min(launch.resident_bound(d), launch.step_tokens(d)),
+        "--max-num-batched-tokens": launch.step_tokens(d),
         "--block-size": block,
         "--gpu-memory-utilization": f"{d.limits.gpu_memory_utilization:g}" if device == "cuda" else None,
-        "--num-gpu-blocks-override": kv_tokens(d) // block if is_overridden(d) else None,
+        "--num-gpu-blocks-override": launch.kv_tokens(d) // block if launch.is_overridden(d) else None,
         "--watermark": f"{d.limits.watermark:g}",
         "--enforce-eager": device == "cpu",
         "--no-enable-prefix-caching": True,
-        "--scheduling-policy": "priority" if policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY else "fcfs",
-        "--no-enable-chunked-prefill": not cuts_prompts(d),
+        "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
+        "--no-enable-chunked-prefill": not launch.cuts_prompts(d),
     }
-    notes = (*weights.notes, *_notes(deployment, device), *shared_notes(deployment))
-    return Launch(("vllm", "serve", weights.model, *flags(pairs)), environment, notes)
+    notes = (*weights.notes, *_notes(deployment, device), *launch.shared_notes(deployment))
+    return Launch(("vllm", "serve", weights.model, *launch.flags(pairs)), environment, notes)
+
+
+def _by_priority(d: Deployment) -> bool:
+    return launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
 
 
 def _block_size(d: Deployment, device: str) -> int:
@@ -110,21 +98,21 @@ def _block_size(d: Deployment, device: str) -> int:
 
 
 def _notes(d: Deployment, device: str) -> Iterator[str]:
-    rank, by_priority = policy_name(d.scheduler.rank), policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
+    rank, by_priority = launch.policy_name(d.scheduler.rank), _by_priority(d)
     if by_priority:
-        yield f"{ORDERED_BY_PRIORITY[rank]} vLLM then also evicts by it, the largest first."
-    elif rank not in ARRIVAL:
+        yield f"{launch.ORDERED_BY_PRIORITY[rank]} vLLM then also evicts by it, the largest first."
+    elif rank not in launch.ARRIVAL:
         yield f"Requests went by {rank}; vLLM takes them as they come, or by a `priority` that they carry."
-    victim = policy_name(d.scheduler.victim)
+    victim = launch.policy_name(d.scheduler.victim)
     if victim != ("lowest_priority" if by_priority else "latest_admitted"):
         evicts = "the largest priority, the latest arrival among equals" if by_priority else "who was admitted last"
         yield f"When memory ran out, {victim} said who leaves; vLLM evicts {evicts}."
-    if not cuts_prompts(d):
-        batching = policy_name(d.scheduler.batching)
+    if not launch.cuts_prompts(d):
+        batching = launch.policy_name(d.scheduler.batching)
         other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
         yield _BATCHINGS.get(batching, other)
-    if resident_bound(d) > step_tokens(d):
-        yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {step_tokens(d)}."
+    if launch.resident_bound(d) > launch.step_tokens(d):
+        yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {launch.step_tokens(d)}."
     if (block := _block_size(d, device)) != d.limits.block_size:
         yield (
             f"Blocks of {d.limits.block_size} tokens were simulated; vLLM's attention takes multiples of "
@@ -132,7 +120,7 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
         )
     if d.limits.kv_dtype is not None and dtype_name(d.limits.kv_dtype) not in _KV_DTYPES:
         yield f"vLLM has no KV cache of {d.limits.kv_dtype}; it takes the weights' dtype."
-    if not fits_node(d):
+    if not launch.fits_node(d):
         yield "Add --node-rank (0, 1, ...) and --master-addr on each node, and --headless on all but the first."
     if device != "cuda":
         yield "On a CPU the command shows that the engine takes it, not how fast it serves: float32, no graphs."

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.records import Records, StepRecords
+from lengthwise.schema.records import Records
 
 Array = npt.NDArray[Any]
 
@@ -71,35 +71,45 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]
     served = np.isfinite(r.scheduled_s)
     context = (r.prompt_tokens + r.output_tokens)[served]
     longest = int(context.max(initial=0))
-    found = {"context": (context, "requests"), "prefix": (_cached_before_chunks(records, deployment), "requests")}
-    if records.steps is not None:
-        found |= {name: (values, "steps") for name, values in _of_steps(records.steps, longest, deployment).items()}
+    steps, series, limits = records.steps, records.series, deployment.limits
+    if steps is not None:
+        unit, seqs, kv_blocks = "steps", steps.decode_seqs + steps.prefill_seqs, steps.kv_blocks
+        tokens = steps.decode_seqs + steps.prefill_tokens
+        chunk = steps.prefill_tokens - np.maximum(steps.prefill_seqs - 1, 0)
     else:
-        found |= {name: (values, "time") for name, values in _of_series(records, longest, deployment).items()}
+        busy = series.step_s > 0
+        step_s = series.step_s[busy]
+        unit, seqs, kv_blocks = "time", series.seqs_s[busy] / step_s, series.kv_blocks_s[busy] / step_s
+        tokens = chunk = np.full(len(step_s), max(limits.max_num_batched_tokens, limits.max_num_seqs))
+    found: dict[str, tuple[Array, str]] = {
+        "tokens": (tokens, unit),
+        "seqs": (seqs, unit),
+        "chunk": (np.minimum(chunk, longest), unit),
+        "context": (context, "requests"),
+        "kv_tokens": (kv_blocks * deployment.kv.block_size, unit),
+        "prefix": (_cached_before_chunks(records, deployment), "requests"),
+    }
     exceeded = []
-    for name in _WORDS:
-        bound, (values, unit) = getattr(reach, name), found[name]
+    for name, (values, counted) in found.items():
+        bound = getattr(reach, name)
         if bound is not None and len(values) and (largest := int(np.ceil(values.max()))) > bound:
-            exceeded.append(Beyond(name, bound, largest, int((values > bound).sum()), len(values), unit))
+            exceeded.append(Beyond(name, bound, largest, int((values > bound).sum()), len(values), counted))
     return tuple(exceeded)
 
 
 def worst_of(runs: Sequence[tuple[Beyond, ...]]) -> tuple[Beyond, ...]:
     """Merge the runs of one variant: sums of the counts, and the largest values."""
-    merged: dict[str, Beyond] = {}
-    for one in (exceeded for run in runs for exceeded in run):
-        other = merged.get(one.bound)
-        merged[one.bound] = (
-            one
-            if other is None
-            else replace(
-                one,
-                largest=max(one.largest, other.largest),
-                out_of_range=one.out_of_range + other.out_of_range,
-                of=one.of + other.of,
-            )
+    by_bound = {name: [one for run in runs for one in run if one.bound == name] for name in _WORDS}
+    return tuple(
+        replace(
+            same[-1],
+            largest=max(one.largest for one in same),
+            out_of_range=sum(one.out_of_range for one in same),
+            of=sum(one.of for one in same),
         )
-    return tuple(merged[name] for name in _WORDS if name in merged)
+        for same in by_bound.values()
+        if same
+    )
 
 
 def _cached_before_chunks(records: Records, deployment: Deployment) -> Array:
@@ -118,25 +128,3 @@ def _cached_before_chunks(records: Records, deployment: Deployment) -> Array:
         first = len(prompts) + int(r.preemptions[served].sum())
         chunks = int(records.steps.prefill_seqs.sum()) - first
     return np.where(np.cumsum(further) - further < chunks, prompts - 1, 0)
-
-
-def _of_steps(steps: StepRecords, longest: int, deployment: Deployment) -> dict[str, Array]:
-    return {
-        "tokens": steps.decode_seqs + steps.prefill_tokens,
-        "seqs": steps.decode_seqs + steps.prefill_seqs,
-        "chunk": np.minimum(steps.prefill_tokens - np.maximum(steps.prefill_seqs - 1, 0), longest),
-        "kv_tokens": steps.kv_blocks * deployment.kv.block_size,
-    }
-
-
-def _of_series(records: Records, longest: int, deployment: Deployment) -> dict[str, Array]:
-    series, limits = records.series, deployment.limits
-    busy = series.step_s > 0
-    step_s = series.step_s[busy]
-    tokens = np.full(len(step_s), max(limits.max_num_batched_tokens, limits.max_num_seqs))
-    return {
-        "tokens": tokens,
-        "seqs": series.seqs_s[busy] / step_s,
-        "chunk": np.minimum(tokens, longest),
-        "kv_tokens": series.kv_blocks_s[busy] / step_s * deployment.kv.block_size,
-    }
