@@ -160,8 +160,7 @@ async def _knows(client: Client, valid: dict[str, Any], invalid: dict[str, Any])
 _DRAIN_S = 0.5
 _PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
 Prompt = str | Sequence[int]
-IDLE_S = 2.0
-"""Below the keep-alive time of servers (uvicorn: 5 s), so that no connection closes while it is being reused."""
+IDLE_S = 2.0  # below servers' keep-alive (uvicorn: 5 s), so that none closes a connection in reuse
 
 
 class Client:

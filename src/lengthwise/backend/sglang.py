@@ -98,8 +98,8 @@ def _notes(d: Deployment) -> Iterator[str]:
         "(--schedule-conservativeness)."
     )
     yield (
-        f"When memory ran out, {launch.policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, if "
-        "requests have one, else those with the shortest output so far."
+        f"When memory ran out, {launch.policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, "
+        "if requests have one, else those with the shortest output so far."
     )
     yield (
         "--mem-fraction-static is the simulated share of weights and KV cache; SGLang's own need beside it may ask for "

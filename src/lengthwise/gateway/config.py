@@ -89,8 +89,7 @@ class Discovery:
     engine: Engine = Engine("http://found")  # settings of every engine that is found (its url is not used)
 
 
-SPLIT = ("waa", "waa-c", "waa-m")
-"""Disaggregated schedules, which admission alone cannot keep: some engines only prefill, the others only decode."""
+SPLIT = ("waa", "waa-c", "waa-m")  # disaggregated: some engines only prefill, the others decode
 
 
 @dataclass(frozen=True)

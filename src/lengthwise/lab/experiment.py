@@ -100,8 +100,7 @@ def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tup
         yield i, work(task)
 
 
-WARMUP_SHARE = 0.2
-"""Share of the requests served from a full queue that its rate leaves out, while the batch fills up."""
+WARMUP_SHARE = 0.2  # of the requests from a full queue, left out of its rate: the batch fills up
 
 
 def at_rate(workload: Workload, rate_rps: float) -> Workload:

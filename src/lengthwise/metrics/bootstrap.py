@@ -13,13 +13,10 @@ from lengthwise.statistics import Floats, Ints, t_quantile
 
 MIN_REQUESTS = 20  # runs with fewer requests have no intervals
 SPANS = 24  # equal spans of time in which events are counted, for rates
-GROUPS = 2048
-"""Above this count neighbouring values are drawn as one: quantiles are exact to 1/2048 of the requests."""
-
+GROUPS = 2048  # above this count neighbours are drawn as one: quantiles are exact to 1/2048 of requests
 MIN_BLOCKS = 8
 JOIN_CORRELATION = 0.3  # blocks whose correlation with the one before is larger are joined with it
-MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95
-"""Larger correlations count as the first; beyond the second the run drifts throughout and has no interval."""
+MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95  # upper limit; beyond the second, a run drifts throughout
 
 
 @dataclass(frozen=True)

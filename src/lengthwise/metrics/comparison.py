@@ -25,22 +25,14 @@ STATS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _Q = np.array(list(STATS.values()))
 _UNKNOWN = (math.nan, math.nan)
 
-_MAX_RELATIVE_SHIFT, _MAX_SHIFT_S = 1e-3, 5e-3
-"""Arrivals are equal up to this share of the run, or this many seconds."""
-
-MAX_GAPS = 20_000_000
-"""Runs with more gaps have no interval for the time between tokens, as the gaps would not fit in memory."""
-
+_MAX_RELATIVE_SHIFT, _MAX_SHIFT_S = 1e-3, 5e-3  # of equal arrivals: share of the run, seconds
+MAX_GAPS = 20_000_000  # more would not fit in memory: no interval for the time between tokens
 _GAP_TOLERANCE, _GAP_QUANTILES = 0.02, np.array([0.5, 0.9, 0.99])
 
 MIN_TAIL_REQUESTS = 100  # with fewer requests tails (P95, P99) rest on a few of them
 MIN_DIFFERENCE = 0.01  # smaller relative differences between the workloads of two runs give no warning
-MAX_RATIO = 100.0
-"""An upper end above this multiple of the ratio comes from a reference that is nearly 0 in some draws."""
-
-NEGLIGIBLE_SHARE = 1e-3
-"""A quantile below this share of its mean is too small a reference, such as gaps of tokens that came in one chunk."""
-
+MAX_RATIO = 100.0  # an upper end above this multiple of the ratio is of a reference that is nearly 0
+NEGLIGIBLE_SHARE = 1e-3  # a quantile below this share of its mean is no reference (tokens of one chunk)
 _DEPLOYMENT_KEYS = ("tp", "pp", "replicas", "max_num_seqs", "max_num_batched_tokens")
 
 

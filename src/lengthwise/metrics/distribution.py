@@ -17,8 +17,7 @@ QUANTILES = {"p50": 0.50, "p75": 0.75, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", "sd", "min", *QUANTILES, "max")
 
 _Q = np.array(list(QUANTILES.values()))
-_MIN_ABOVE = 5.0
-"""Values that a batch must expect above a quantile, or the batches do not show how that quantile varies."""
+_MIN_ABOVE = 5.0  # values that a batch must expect above a quantile to show how it varies
 
 
 @dataclass(frozen=True)

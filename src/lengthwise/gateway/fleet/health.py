@@ -124,8 +124,7 @@ class Breaker:
 WINDOW_S = 30.0
 MIN_REQUESTS = 10  # fewer requests support no comparison
 ERROR_SHARE, ERROR_FACTOR = 0.3, 3.0
-MIN_CONFIRMED = 3
-"""Requests that a worker rejected and a peer then served, before the worker is ejected for its rejections."""
+MIN_CONFIRMED = 3  # rejected requests that a peer then served, before a worker is ejected for them
 SLOW_FACTOR, SLOW_S = 5.0, 1.0
 _MAX_SAMPLES = 64
 _FORGET_FACTOR = 10.0  # a worker in service for this many times its last ejection starts again with the shortest one

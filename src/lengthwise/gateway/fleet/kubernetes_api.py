@@ -17,8 +17,7 @@ from lengthwise.schema.errors import InputError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_TIMEOUT_S = 30.0
-MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20
-"""Bytes of all pages of a list, and of an event; etcd stores no object above 1.5 MiB."""
+MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20  # of a whole list; of an event (etcd: at most 1.5 MiB)
 _PAGE_SIZE = 100  # slices of a page: each may have 1,000 endpoints and is parsed on the event loop
 
 

@@ -168,8 +168,7 @@ _JITTER = 0.2
 _MIN_CHECK_S = 0.1  # shortest time between two checks, even while requests fail
 _MAX_BODY_BYTES = 1 << 16
 MODELS_EVERY_S = 30.0
-IDENTITY = ("url", "name", "kind", "api_key", "tls")
-"""Settings of an engine; a change of one makes it another engine, or needs another session."""
+IDENTITY = ("url", "name", "kind", "api_key", "tls")  # a change makes it another engine or session
 MIN_PROMPT_WAIT_S, MAX_PROMPT_WAIT_S = 1.0, 60.0  # wait before the tiny prompt is sent again, doubled each time
 
 

@@ -124,8 +124,7 @@ def log_rank(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools) -> floa
 WINDOW, HALF_LIFE = 512, 256.0  # remembered outputs, and after how many more an output counts half
 _LOW, _MEDIAN, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.1, 0.5, 0.9))
 _MIN_SPREAD = 0.05
-_MIN_OUTPUTS, _SHRINK = 8, 8.0
-"""Outputs from which on the scale is corrected, and outputs at which the correction has half its weight."""
+_MIN_OUTPUTS, _SHRINK = 8, 8.0  # outputs that correct the scale, and that give it half its weight
 _SHAPE_FROM, _SHAPE_FULL = 32, 96  # between these numbers of outputs the conformal correction takes over
 _COVERED = (0.1, 0.5, 0.8, 0.9)
 

@@ -158,8 +158,7 @@ def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
 
 
 LAG_INTERVAL_S, SLOTS_EVERY = 0.2, 5
-_UNLIMITED_SLOTS = 1 << 14
-"""Slots of the shadow queue where a worker's requests are unlimited: more than any worker runs."""
+_UNLIMITED_SLOTS = 1 << 14  # of the shadow queue, where a worker's requests are unlimited
 
 
 class Telemetry(Listeners):

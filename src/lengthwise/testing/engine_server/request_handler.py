@@ -45,8 +45,7 @@ KINDS = (
 )
 _BEFORE_PARSING = ("status", "full")
 _SILENT = ("close", "die", "hang", "stall")
-_FORMAT_FAULTS = ("slow", "split", "no_done", "giant", "double_usage")
-"""These change how chunks are written and have no single point in time."""
+_FORMAT_FAULTS = ("slow", "split", "no_done", "giant", "double_usage")  # change how chunks are written
 LAST = -1  # after_tokens of a fault between the last token and [DONE]
 
 
