@@ -32,10 +32,7 @@ def sglang_launch(
     device: str = "cuda",
     replica: int = 0,
 ) -> Launch:
-    """Return the command that serves one replica with stock SGLang as nearly as simulated as possible.
-
-    Arguments and errors are those of ``vllm_launch``.
-    """
+    """Return the command that serves one replica with stock SGLang as nearly as simulated; see ``vllm_launch``."""
     deployment.require_one_side("a launch command")
     d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
     by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY

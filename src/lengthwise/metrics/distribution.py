@@ -120,10 +120,7 @@ def _distribution(count: int, total: Floats, half: Floats, error: float = 0.0) -
 
 
 def distances(a: tuple[Floats, Ints], b: tuple[Floats, Ints]) -> tuple[float, float]:
-    """Return the Kolmogorov-Smirnov distance, and the Wasserstein distance over the mean of ``b``.
-
-    Either side is (ascending values, their counts).
-    """
+    """Return Kolmogorov-Smirnov distance, and Wasserstein distance over b's mean, of (ascending values, counts)."""
     points = np.union1d(a[0], b[0])
     cdfs = [
         np.concatenate([[0], np.cumsum(count)])[np.searchsorted(values, points, side="right")] / count.sum()

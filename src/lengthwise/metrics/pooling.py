@@ -131,37 +131,32 @@ def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary
         raise InputError(
             f"a model interval needs runs and a level between 0 and 1; there are {len(perturbed)} at level {level}"
         )
-    extended: Summary = _with_intervals(summary, run, list(perturbed), level, "")
+    extended: Summary = _with_intervals((summary, run, *perturbed), level, "")
     return dataclasses.replace(extended, model_level=level)
 
 
-def _with_intervals(node: Any, run: Any, runs: list[Any], level: float, name: str) -> Any:  # noqa: PLR0911
-    """Return the tree with a model interval on each leaf; parts that some run lacks stay unchanged."""
-    if any(type(one) is not type(node) for one in (run, *runs)):
+def _with_intervals(parts: Sequence[Any], level: float, name: str) -> Any:
+    """Return the first tree with a model interval on each leaf; what some other tree lacks stays unchanged."""
+    node = parts[0]
+    if any(type(one) is not type(node) for one in parts):
         return node
-    if isinstance(node, Estimate):
-        return _model_interval(node, run.value, [one.value for one in runs], level, 1.0 if name in SHARES else math.inf)
-    if isinstance(node, dict):
-        return {
-            key: _with_intervals(part, run[key], [one[key] for one in runs], level, name) for key, part in node.items()
-        }
-    if isinstance(node, tuple):
-        if len({len(node), len(run), *(len(one) for one in runs)}) > 1:
-            return node
-        columns = zip(node, run, *runs, strict=True)
-        return tuple(_with_intervals(part, base, rest, level, name) for part, base, *rest in columns)
-    if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        parts = {}
-        for field in dataclasses.fields(node):
-            part, base, *rest = (getattr(one, field.name) for one in (node, run, *runs))
-            parts[field.name] = _with_intervals(part, base, rest, level, field.name)
-        return dataclasses.replace(node, **parts)
+    match node:
+        case Estimate():
+            return _model_interval(parts, level, 1.0 if name in SHARES else math.inf)
+        case dict():
+            return {key: _with_intervals([one[key] for one in parts], level, name) for key in node}
+        case tuple() if len({len(one) for one in parts}) == 1:
+            return tuple(_with_intervals(column, level, name) for column in zip(*parts, strict=True))
+        case _ if dataclasses.is_dataclass(node) and not isinstance(node, type):
+            names = [field.name for field in dataclasses.fields(node)]
+            columns = {name: [getattr(one, name) for one in parts] for name in names}
+            return dataclasses.replace(node, **{name: _with_intervals(columns[name], level, name) for name in names})
     return node
 
 
-def _model_interval(estimate: Estimate, base: float, values: list[float], level: float, upper_limit: float) -> Estimate:
+def _model_interval(parts: Sequence[Estimate], level: float, upper_limit: float) -> Estimate:
     """Return the estimate with both ends; unchanged where some run lacks the number."""
-    value = estimate.value
+    estimate, (value, base, *values) = parts[0], [part.value for part in parts]
     if not all(map(math.isfinite, (value, base, *values))):
         return estimate
     low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], method="hazen")

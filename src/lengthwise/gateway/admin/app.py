@@ -78,10 +78,7 @@ _SECURITY_HEADERS = [
 
 
 class AdminApp:
-    """ASGI app; as an async context manager it samples the queue.
-
-    Without a ``monitor`` of the gain, mode "observe" starts one.
-    """
+    """ASGI app; as an async context manager it samples the queue and, in mode "observe", estimates the gain."""
 
     def __init__(
         self,

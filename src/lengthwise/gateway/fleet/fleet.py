@@ -238,10 +238,7 @@ class Fleet:
         self._cancel_handles()
 
     async def configure(self, config: GatewayConfig) -> None:
-        """Apply another configuration, or raise InputError and change nothing.
-
-        Unchanged engines stay, and circuit and connect settings affect new ones only.
-        """
+        """Apply another configuration, the circuit to new engines only, or raise InputError and change nothing."""
         endpoints, sources = self._discovery.plan(config)
         for endpoint in endpoints:
             await open_session(endpoint.engine, config.resilience).close()  # raises if certificates are unreadable

@@ -80,10 +80,7 @@ class KubernetesClient:
     async def watch(
         self, path: str, selector: str, version: str, *, duration_s: float, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield events until the API ends the watch; raise KubernetesError after ``timeout_s`` of silence.
-
-        An incomplete last line is no event.
-        """
+        """Yield complete events until the API ends the watch; raise KubernetesError after ``timeout_s`` of silence."""
         params = {"labelSelector": selector, "watch": "1", "allowWatchBookmarks": "true",
                   "resourceVersion": version, "timeoutSeconds": str(int(duration_s))}  # fmt: skip
         async with self._get(path, params, timeout_s) as response:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,14 @@ def truncate_text(text: str | None) -> str:
 
 def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
     """Return a predictor's rows, each checked; an exception or an invalid result counts as a fault."""
-    result = _Result(n := len(queries))
+    n, value = len(queries), None
+    failure: Exception | None = None
+
+    def repeat(*_: Any) -> Any:
+        if failure is not None:
+            raise failure
+        return value
+
     try:
         text, prompt_lengths, models, ages, output = (
             [getattr(query, name) for query in queries]
@@ -103,44 +111,28 @@ def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
         prompts = Prompts(n, text, prompt_tokens, models, output if any(output) else None)
         so_far: Any = np.array(ages, np.int64) if max(ages, default=0) else 0
         try:
-            result.value = predictor.predict(prompts, so_far)
+            value = predictor.predict(prompts, so_far)
         except Exception as error:  # noqa: BLE001 - any predictor may run here
-            result.error = error
-        if isinstance(so_far, int) and result.is_valid():
-            return PredictedRows(result.value.tokens, np.ones(n, bool))
-        rows = (guard := Guarded(result, _FALLBACK, MAX_TOKENS)).predict(prompts, so_far).tokens
+            failure = error
+        if isinstance(so_far, int) and _is_checked(value, n):
+            return PredictedRows(value.tokens, np.ones(n, bool))
+        outcome: Any = SimpleNamespace(predict=repeat)
+        rows = (guard := Guarded(outcome, _FALLBACK, MAX_TOKENS)).predict(prompts, so_far).tokens
     except Exception as error:  # noqa: BLE001 - even checking may fail, such as for lack of memory
         return PredictedRows(np.ones((n, len(LEVELS))), np.zeros(n, bool), {"raised": n}, _location(error))
     faults = {kind: count for kind, count in guard.faults_.items() if count}
-    cause = guard.last_error_ and (_location(result.error) if result.error else "no numbers")
+    cause = guard.last_error_ and (_location(failure) if failure else "no numbers")
     return PredictedRows(rows, rows[:, 0] <= MAX_TOKENS, faults, cause)
 
 
-class _Result:
-    """The result of a predictor, as a predictor for ``Guarded``."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.value: Any = None
-        self.error: Exception | None = None
-
-    def is_valid(self) -> bool:
-        """Return whether the result is a checked distribution within MAX_TOKENS, which needs no guard."""
-        return (
-            isinstance(self.value, LengthDistribution)
-            and self.value.levels is LEVELS
-            and self.value.tokens.shape == (self.n, len(LEVELS))
-            and bool((self.value.tokens[:, -1] <= MAX_TOKENS).all())
-        )
-
-    def fit(self, samples: Any) -> Any:
-        raise NotImplementedError
-
-    def predict(self, prompts: Any, tokens_so_far: Any = 0) -> Any:
-        del prompts, tokens_so_far
-        if self.error is not None:
-            raise self.error
-        return self.value
+def _is_checked(value: Any, n: int) -> bool:
+    """Return whether a result is a checked distribution within MAX_TOKENS, which needs no guard."""
+    return (
+        isinstance(value, LengthDistribution)
+        and value.levels is LEVELS
+        and value.tokens.shape == (n, len(LEVELS))
+        and bool((value.tokens[:, -1] <= MAX_TOKENS).all())
+    )
 
 
 def _location(error: BaseException) -> str:
