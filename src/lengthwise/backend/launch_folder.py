@@ -160,23 +160,20 @@ def load_test(
     trace: str,
     rate_rps: float,
     num_requests: int = MAX_REQUESTS,
-    model: str | None = None,
-    served_name: str | None = None,
     base_url: str = "http://127.0.0.1:8000",
 ) -> Launch:
     """Return the command that replays a trace of the workload and measures TTFT, TPOT, ITL and latency.
 
     ``write_trace`` wrote the trace from the same workload, of which at most the first ``num_requests`` are sent (1 at
-    least, or InputError is raised). ``model`` is the served checkpoint, which gives the tokenizer; None: the catalog's,
-    as for its ``served_name`` in requests. ``base_url`` is that of the server, or of the router before its replicas.
+    least, or InputError is raised). ``base_url`` is that of the server, or of the router before its replicas.
     """
     count = _count(workload, num_requests)
     pairs = {
         "--backend": "openai",
         "--base-url": base_url,
         "--endpoint": "/v1/completions",
-        "--model": model or published_checkpoint(deployment.model)[0],
-        "--served-model-name": served_name or deployment.model.name,
+        "--model": published_checkpoint(deployment.model)[0],
+        "--served-model-name": deployment.model.name,
         "--dataset-name": "timed_trace",
         "--dataset-path": trace,
         # Each request has one chunk of its own, as long as the longest prompt, so that no two share a prefix.

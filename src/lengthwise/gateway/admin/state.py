@@ -151,8 +151,8 @@ _T_975 = 2.201  # 97.5 % quantile of Student's t with _BLOCKS - 1 degrees of fre
 class Policies:
     """Rows of the table of policies over requests of the last ``window_s``, recomputed at most every ``interval_s``."""
 
-    def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S, seed: int = 0) -> None:
-        self._clock, self._window_s, self._interval_s, self._seed = clock, window_s, interval_s, seed
+    def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S) -> None:
+        self._clock, self._window_s, self._interval_s = clock, window_s, interval_s
         self._computed_s = -math.inf
         self._measured: list[dict[str, Any]] = []
 
@@ -165,7 +165,7 @@ class Policies:
         if now_s - self._computed_s >= self._interval_s:
             self._computed_s = now_s
             recent = [pair for pair in pairs if pair.finished_s >= now_s - self._window_s][-MAX_POLICY_REQUESTS:]
-            self._measured = measured(mode, recent, seed=self._seed)
+            self._measured = measured(mode, recent)
         return self._measured + simulated(found)
 
 

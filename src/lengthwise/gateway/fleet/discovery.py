@@ -185,7 +185,6 @@ class EndpointSlices:
         *,
         api_url: str | None = None,
         account: Path = ACCOUNT,
-        duration_s: float = WATCH_DURATION_S,
         timeout_s: float = WATCH_TIMEOUT_S,
         rng: random.Random | None = None,
     ) -> None:
@@ -197,7 +196,7 @@ class EndpointSlices:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._selector = f"kubernetes.io/service-name={service}"
         self._slices, self.client = Slices(port, template), KubernetesClient(api_url, account=account)
-        self._duration_s, self._timeout_s = duration_s, timeout_s
+        self._timeout_s = timeout_s
         self._rng = rng or random.Random()  # noqa: S311 - backoff, not secrets
         self._version = ""
         self._reset_backoff()
@@ -229,9 +228,8 @@ class EndpointSlices:
             self._slices.replace(items)
             self._reset_backoff()
             publish(self._slices.endpoints())
-        events = self.client.watch(
-            self._path, self._selector, self._version, duration_s=self._duration_s, timeout_s=self._timeout_s
-        )
+        limits = {"duration_s": WATCH_DURATION_S, "timeout_s": self._timeout_s}
+        events = self.client.watch(self._path, self._selector, self._version, **limits)
         async with aclosing(events):
             async for event in events:
                 self._reset_backoff()

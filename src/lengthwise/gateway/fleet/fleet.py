@@ -202,11 +202,10 @@ class Fleet:
         on_change: Callable[[Sequence[WorkerState]], None] = lambda _: None,
         *,
         busy: Callable[[str], int] | None = None,
-        seed: int = 0,
     ) -> None:
         self._config, self._clock, self._on_change = config, clock, on_change
         self._outliers = OutlierDetector(config.resilience.open_s)
-        rng = random.Random(seed)  # noqa: S311 - jitter
+        rng = random.Random(0)  # noqa: S311 - jitter
         self._registry = WorkerRegistry(
             config, clock, self._changed, self._publish, self._outliers.discard, busy=busy, rng=rng
         )

@@ -20,11 +20,11 @@ MAX_ROWS = 5000
 
 
 class Record(RequestTraces):
-    """The last ``max_rows`` rows; a listener, or subscribe ``append`` to existing traces (``telemetry.traces``)."""
+    """The last MAX_ROWS rows; a listener, or subscribe ``append`` to existing traces (``telemetry.traces``)."""
 
-    def __init__(self, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.rows: deque[Row] = deque(maxlen=max_rows)
+        self.rows: deque[Row] = deque(maxlen=MAX_ROWS)
         self.append = self.rows.append
         self.subscribe(self.append)
 

@@ -61,6 +61,7 @@ class Change:
 
 
 NO_CHANGE = Change(math.nan, math.nan, math.nan)
+LEVEL = 0.975
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Gain:
     cuts: Change = NO_CHANGE  # change of the mean JCT from srtf to isrtf: the effect of preemption
     times: tuple[OrderTimes, ...] = ()  # FCFS first
     services: tuple[Service, ...] = field(default=())  # fitted engines, one per pool
-    level: float = 0.975  # confidence of each interval; those of both orders hold together with 95 %
+    level: float = LEVEL  # confidence of each interval; those of both orders hold together with 95 %
 
     @property
     def model_error(self) -> float:
@@ -189,7 +190,6 @@ def _percent(share: float) -> str:
 
 MIN_REQUESTS = 200
 DRAWS = 100
-LEVEL = 0.975
 ORDER = Order()
 MAX_REQUESTS = 5000
 BLOCKS = 12  # blocks of a draw, as long as blocks have at least 50 requests
@@ -199,20 +199,9 @@ _LINEAR_LOG = 0.05  # log ratios scatter in proportion to their square far above
 _MAX_STABILIZED = 0.98
 
 
-def gain(
-    trace: Trace,
-    order: Order = ORDER,
-    *,
-    draws: int = DRAWS,
-    level: float = LEVEL,
-    seed: int = 0,
-    max_requests: int = MAX_REQUESTS,
-) -> Gain:
-    """Estimate the gain of the orders of ``ORDERS`` on the last ``max_requests`` requests of a trace.
-
-    Intervals have confidence ``level`` and come from ``draws`` bootstrap samples.
-    """
-    trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
+def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 0) -> Gain:
+    """Estimate the gain of ORDERS on the last MAX_REQUESTS requests of a trace, with intervals from bootstrap draws."""
+    trace = trace.take(np.arange(max(0, len(trace) - MAX_REQUESTS), len(trace)))
     if len(trace) < MIN_REQUESTS:
         text = f"{len(trace)} requests got a response so far; at least {MIN_REQUESTS} are needed."
         return Gain(TOO_FEW, text, len(trace), trace.span_s)
@@ -226,7 +215,7 @@ def gain(
     drawn = [_ratios([pool.draw(rng, order) for pool in pools]) for _ in range(draws)]
 
     def change(*key: str) -> Change:
-        return _change(ratios[key], [draw[key] for draw in drawn], level)
+        return _change(ratios[key], [draw[key] for draw in drawn])
 
     runs = _merged(replayed)
     means_s = {name: _times(run.jct_s) for name, run in runs.items()}
@@ -249,7 +238,6 @@ def gain(
         cuts=change(*_CUTS),
         times=tuple(OrderTimes(name, means_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
         services=tuple(pool.service for pool in pools),
-        level=level,
     )
     decision, description = decide(undecided)
     return replace(undecided, decision=decision, description=description)
@@ -302,11 +290,11 @@ def _ratios(pools: list[dict[str, Replayed]]) -> dict[tuple[str, ...], float]:
     return ratios
 
 
-def _change(ratio: float, drawn: list[float], level: float) -> Change:
+def _change(ratio: float, drawn: list[float]) -> Change:
     """Return a ratio minus 1, with its interval."""
     if len(drawn) < 2:
         return Change(ratio - 1, math.nan, math.nan)
-    half = t_quantile(level, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
+    half = t_quantile(LEVEL, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
     center = float(_stabilized(np.log([ratio]))[0])
     ends = np.array([center - half, center + half])
     share = np.minimum(np.abs(ends), _MAX_STABILIZED)  # the inverse of _stabilized follows
@@ -339,9 +327,9 @@ _LABELS = {
 }
 
 
-def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 0) -> Gain:
+def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS) -> Gain:
     """Estimate the gain on a journal's traffic; raise InputError if the file is no readable journal."""
-    return gain(of_journal(path), order, draws=draws, seed=seed)
+    return gain(of_journal(path), order, draws=draws)
 
 
 def text_report(gain: Gain) -> str:

@@ -236,7 +236,7 @@ class Metrics(Listener):
     """Count requests, and collect all metrics for a Prometheus registry.
 
     ``statistics`` returns the scheduler's state, read at each collection; without it there are no metrics of queue and
-    workers. ``tenants`` is the maximum number of tenant labels, ``phases`` the schedule in use or None.
+    workers. ``phases`` is the schedule in use or None.
     """
 
     def __init__(
@@ -244,7 +244,6 @@ class Metrics(Listener):
         statistics: Callable[[], Statistics] | None = None,
         regret: Regret | None = None,
         *,
-        tenants: int = MAX_TENANTS,
         mode: str = "",
         phases: Phases | None = None,
     ) -> None:
@@ -258,7 +257,7 @@ class Metrics(Listener):
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
         self.tracker: Callable[[], ReplanningState] | None = None
-        self._models, self._tenants = Labels(MAX_MODELS), Labels(tenants)
+        self._models, self._tenants = Labels(MAX_MODELS), Labels(MAX_TENANTS)
 
     def inter_token_s(self, model: str) -> Histogram:
         """Return the histogram of times between tokens of a model."""

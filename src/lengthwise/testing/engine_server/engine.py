@@ -53,7 +53,7 @@ class EngineSpec:
             raise InputError(f"{rule}; it is {self.max_model_len}. Lower it, or give more num_blocks")
 
 
-def emulated(deployment: Deployment, *, kind: str = "vllm", speed: float = 1.0, model: str = "") -> EngineSpec:
+def emulated(deployment: Deployment, *, speed: float = 1.0, model: str = "") -> EngineSpec:
     """Return one replica of a deployment as an engine with its cost tables, memory and limits.
 
     With rank "priority", the latest arrival of the worst class is preempted, as in vLLM. A deployment that cannot be
@@ -75,4 +75,4 @@ def emulated(deployment: Deployment, *, kind: str = "vllm", speed: float = 1.0, 
     if missing := [name for name, is_met in requirements.items() if not is_met]:
         raise InputError(f"an emulated engine is like vllm_v1; this deployment must have {', '.join(missing)}")
     parts = Limits.of(deployment), step_time(deployment.cost), speed, deployment.max_model_len
-    return EngineSpec(model or deployment.model.name, kind, *parts)
+    return EngineSpec(model or deployment.model.name, "vllm", *parts)
