@@ -21,19 +21,15 @@ _MAX_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server, by its address up to and with ``/v1``, and how requests are sent to it.
+    """An OpenAI-compatible server and how requests are sent to it."""
 
-    ``max_tokens`` is the limit of an output, at which it is censored; None: the server's own, as for ``temperature``.
-    ``api_key`` is sent as a bearer token; ``retries`` are further attempts if the server is busy or gone.
-    """
-
-    url: str
+    url: str  # up to and with ``/v1``
     model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    api_key: str | None = field(default=None, repr=False)
-    timeout_s: float = 600.0
-    retries: int = 4
+    max_tokens: int | None = None  # limit of an output, at which it is censored; None: the server's own
+    temperature: float | None = None  # None: the server's own
+    api_key: str | None = field(default=None, repr=False)  # sent as a bearer token
+    timeout_s: float = 600.0  # of one request
+    retries: int = 4  # further attempts if the server is busy or gone
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

@@ -127,22 +127,16 @@ _CHECKPOINTS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The loaded checkpoint: a Hugging Face id, a folder, or PLACEHOLDER.
+    """The loaded checkpoint, with remarks for the user."""
 
-    ``dtype`` and ``quantization`` are flags, None where the checkpoint's own apply; ``notes`` are remarks for the user.
-    """
-
-    model: str
-    dtype: str | None
-    quantization: str | None
+    model: str  # a Hugging Face id, a folder, or PLACEHOLDER
+    dtype: str | None  # for ``--dtype``; None: the checkpoint's
+    quantization: str | None  # for ``--quantization``; None: the checkpoint's
     notes: tuple[str, ...]
 
 
 def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]) -> Checkpoint:
-    """Return the simulated checkpoint, or the given one, which has its own quantisation.
-
-    ``online`` has the quantisation methods that the engine applies to 16-bit weights while loading, by dtype.
-    """
+    """Return the simulated or the given checkpoint; ``online``: how the engine quantises 16-bit weights, by dtype."""
     wanted = dtype_name(deployment.limits.weight_dtype or deployment.model.dtype)
     published = dtype_name(deployment.model.dtype)
     known, notes = (given, ()) if given else published_checkpoint(deployment.model)
@@ -164,13 +158,10 @@ def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]
 
 
 def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
-    """Return where a model's weights are, as far as the catalog knows, and remarks.
-
-    Of checkpoints of equal shapes an instruct model is preferred: engines refuse chats with a base model, which has no
-    chat template.
-    """
+    """Return where a model's weights are, as far as the catalog knows, and remarks."""
     if ids := [alias for alias in model.metadata.aliases if alias.count("/") == 1]:
-        ids.sort(key=lambda one: not _INSTRUCT_MODEL.search(one))  # stable: else as the catalog has them
+        # Engines refuse chats with a base model, which has no chat template; the sort is stable.
+        ids.sort(key=lambda one: not _INSTRUCT_MODEL.search(one))
         others = f" Its siblings have the same shapes: {', '.join(ids[1:])}." if ids[1:] else ""
         return ids[0], (f"{ids[0]} is loaded; another checkpoint of these shapes runs as fast.{others}",)
     if model.metadata.source.endswith("config.json") and "://" not in model.metadata.source:

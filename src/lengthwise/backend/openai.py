@@ -164,10 +164,7 @@ IDLE_S = 2.0  # below servers' keep-alive (uvicorn: 5 s), so that none closes a 
 
 
 class Client:
-    """Connections to a server, one for each running request: no request waits for another.
-
-    An async context manager. Needs aiohttp (extra ``bench``). ``capabilities`` are those of ``probe``, if known.
-    """
+    """Connections to a server, one for each running request; an async context manager. Needs aiohttp."""
 
     def __init__(self, server: Server, capabilities: Abilities | None = None) -> None:
         self.server = server
@@ -202,10 +199,7 @@ class Client:
         await self._session.close()
 
     async def probe(self) -> Abilities:
-        """Find the server's capabilities by requests, use them for further requests, and return them.
-
-        Raise InputError if the server does not answer, refuses the key, or completes no prompt.
-        """
+        """Find, use and return the server's capabilities by requests; raise InputError if it completes no prompt."""
         found = await self.identify()
         reasons = []
         for api in (COMPLETIONS, CHAT):
@@ -241,10 +235,7 @@ class Client:
         return self.capabilities
 
     async def identify(self) -> Abilities:
-        """Return engine, version and models, as the server reports them, without generating anything.
-
-        Raise InputError if the server does not answer, refuses the key, or lists no models.
-        """
+        """Return engine, version and models without generating; raise InputError if the server does not list them."""
         shown = self.server.shown
         try:
             status, kind, body = await self.answer("GET", f"{self.server.root}/v1/models")
@@ -373,10 +364,7 @@ class Client:
             return answer.status, answer.content_type, text
 
     async def tokenize(self, text: str, form: str | None = None) -> list[int] | None:
-        """Return the token ids of a text without those that begin a prompt; None if the server does not report them.
-
-        ``form`` is that of ``Abilities.tokenizer``; None: as probed.
-        """
+        """Return a text's token ids, without those that begin a prompt, by a form of ``/tokenize``; None: unknown."""
         forms: dict[str, dict[str, Any]] = {
             "vllm": {"model": self.capabilities.model, "prompt": text, "add_special_tokens": False},
             "llama.cpp": {"content": text, "add_special": False},

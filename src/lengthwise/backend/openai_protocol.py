@@ -178,10 +178,7 @@ _SHOWN, _PAGE = 200, 80
 
 
 class PieceReader:
-    """Parses the chunks of one answer, of completions or chat, until the stream is ``done``.
-
-    ``usage_each``: every chunk has the token counts so far; else only the last one has.
-    """
+    """Parses the chunks of one answer until it is ``done``; ``usage_each``: every chunk has token counts so far."""
 
     def __init__(self, *, usage_each: bool) -> None:
         self.done = False

@@ -54,15 +54,12 @@ def is_ready(host: str, port: int) -> bool:
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """A ready engine: its address without a path, its process (which leads an own group), its log, and its start time.
+    """A ready engine."""
 
-    ``ready_after_s`` counts from the start of the process.
-    """
-
-    url: str
-    process: subprocess.Popen[bytes]
+    url: str  # without a path
+    process: subprocess.Popen[bytes]  # leads an own group
     log_path: Path
-    ready_after_s: float
+    ready_after_s: float  # since the start of the process
 
     @property
     def is_alive(self) -> bool:

@@ -112,10 +112,7 @@ class Bootstrap:
         return ratio_interval(wide_a, _widen(draws_b, point_b, blocks_b.widening), self.level)
 
     def rate_interval(self, a: Floats, b: Floats) -> tuple[float, float]:
-        """Return the ends of the interval of (a - b) / b for mean rates over SPANS spans of time.
-
-        Paired runs share the drawn spans, in which the same requests arrive.
-        """
+        """Return the ends of the interval of (a - b) / b for mean rates over SPANS spans, which paired runs share."""
         means = [(w @ s / SPANS)[:, None] for w, s in zip(self.weights(SPANS, SPANS), (a, b), strict=True)]
         low, high = ratio_interval(means[0], means[1], self.level)
         return float(low[0]), float(high[0])

@@ -179,12 +179,11 @@ def compare(
 ) -> Comparison:
     """Return the relative errors of ``a`` (the prediction) against ``b`` (the reference) in every metric and quantile.
 
-    Intervals come from a bootstrap over blocks of consecutive requests (for rates: over spans of time). Blocks grow
-    where neighbours are correlated, and intervals widen where few blocks remain. They cover the randomness of the
-    requests, not differences between machines or days. Runs of the same requests at the same times are compared request
-    by request, which narrows the intervals much. There is none below 20 requests, for an error relative to a value near
-    0, where a run drifts throughout (a warning names it), and for the time between tokens of a run that records neither
-    token times nor steps.
+    Intervals come from a bootstrap over blocks of consecutive requests (for rates: over spans of time) and cover the
+    randomness of the requests, not differences between machines or days. Runs of the same requests at the same times
+    are compared request by request, which narrows the intervals much. There is none below 20 requests, for an error
+    relative to a value near 0, where a run drifts throughout (a warning names it), and for the time between tokens of a
+    run that records neither token times nor steps.
 
     Args:
         a: The prediction.

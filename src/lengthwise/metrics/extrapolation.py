@@ -113,15 +113,12 @@ def worst_of(runs: Sequence[tuple[Beyond, ...]]) -> tuple[Beyond, ...]:
 
 
 def _cached_before_chunks(records: Records, deployment: Deployment) -> Array:
-    """Return [served] the largest number of tokens cached before a chunk of a prompt; 0 for unsplit prompts.
-
-    Without steps only prompts above the token budget of a step are known to be split.
-    """
+    """Return [served] the largest number of tokens cached before a chunk of a prompt; 0 for unsplit prompts."""
     r, budget = records.requests, deployment.limits.max_num_batched_tokens
     served = np.isfinite(r.scheduled_s)
     prompts = -np.sort(-r.prompt_tokens[served])
     further = np.maximum(-(-prompts // budget) - 1, 1)  # chunks of a split prompt after its first, at least
-    if records.steps is None:
+    if records.steps is None:  # only prompts above the budget are known to be split
         chunks = int(further[prompts > budget].sum())
     else:
         # A preempted request computes its prompt again.

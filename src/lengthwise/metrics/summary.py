@@ -91,15 +91,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests within every limit of ``slo``: their share of the arrivals, and their rate.
-
-    ``met`` is the share for each single limit. Requests that did not finish are not good.
-    """
+    """Requests that finished within every limit of ``slo``."""
 
     slo: Slo
-    share: Estimate
+    share: Estimate  # of the arrivals
     requests_per_s: Estimate
-    met: dict[str, Estimate]
+    met: dict[str, Estimate]  # share for each single limit
 
 
 @dataclass(frozen=True)
@@ -187,13 +184,11 @@ _LATENCIES = ("ttft_s", "tpot_s", "jct_s", "queueing_delay_s", "normalized_laten
 
 
 def window_of(records: Records, warmup_s: float, warmup_requests: int) -> Window:
-    """Return the requests that count, by arrival: a slice where rows are in order (no copies), else row numbers.
-
-    Rows are out of order where requests start after others finish; requests that never arrived have NaN arrivals.
-    """
+    """Return the requests that count, by arrival: a slice where rows are in order (no copies), else row numbers."""
     arrival_s = records.requests.arrival_s
     arrived = ~np.isnan(arrival_s)
     first = arrival_s[: int(arrived.sum())]
+    # Rows are out of order where requests start after others finish.
     in_order = arrived[: len(first)].all() and not (first[1:] < first[:-1]).any()
     order = None if in_order else np.argsort(arrival_s, kind="stable")
     sorted_s = arrival_s if order is None else arrival_s[order]

@@ -21,10 +21,7 @@ _MODELS = {"terse": 0.6, "chatty": 1.6}
 
 
 def toy_samples(n: int = 400, seed: int = 0) -> Samples:
-    """Return questions whose first words, prompt length and model predict the output length.
-
-    Outputs are log-normal around a median of the first words, times a factor of the model; a few are censored.
-    """
+    """Return questions with log-normal output lengths around a median of first words and model; a few are censored."""
     rng = np.random.default_rng(seed)
     kind, thing = rng.integers(len(_PREFIXES), size=n), rng.integers(len(_THINGS), size=n)
     model = [list(_MODELS)[at] for at in rng.integers(len(_MODELS), size=n)]

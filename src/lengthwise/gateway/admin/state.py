@@ -157,10 +157,7 @@ class Policies:
         self._measured: list[dict[str, Any]] = []
 
     def rows(self, mode: str, pairs: Sequence[Pair], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS.
-
-        ``mode`` is the order of all requests of this gateway, ``found`` the estimated gain as JSON.
-        """
+        """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS."""
         now_s = self._clock()
         if now_s - self._computed_s >= self._interval_s:
             self._computed_s = now_s

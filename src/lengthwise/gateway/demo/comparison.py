@@ -58,10 +58,7 @@ class Question:
 
 
 def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: float) -> list[Question]:
-    """Return the requests of a burst, the same for the same seed and number.
-
-    ``tokens_per_s`` is the capacity of the engines; ``shrink`` divides lengths, for slow engines.
-    """
+    """Return the requests of a burst for engines of a capacity; ``shrink`` divides lengths, for slow engines."""
     rng = np.random.default_rng([seed, number])
     kinds = rng.integers(len(KINDS), size=count)
     medians = np.array([KINDS[kind][1] for kind in kinds], float)

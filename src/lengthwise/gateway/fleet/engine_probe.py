@@ -45,14 +45,11 @@ CACHE = b"vllm:cache_config_info"
 
 @dataclass(frozen=True, slots=True)
 class MetricsSample:
-    """Metrics of an engine at one time; None for one that the engine does not report.
-
-    ``tokens`` counts since the process started; ``started`` is in seconds of the engine's clock.
-    """
+    """Metrics of an engine at one time; None for one that the engine does not report."""
 
     signals: Signals
-    tokens: float | None = None
-    started: float | None = None
+    tokens: float | None = None  # since the process started
+    started: float | None = None  # in seconds of the engine's clock
     kv_tokens: int | None = None
     sleeping: bool = False
 

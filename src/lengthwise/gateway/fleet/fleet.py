@@ -285,13 +285,11 @@ class Fleet:
                 self._registry.check_soon(name)
 
     def erred(self, name: str, caller: Hashable | None) -> None:
-        """Record a request answered with an error; it never opens the circuit of a model's last worker.
-
-        A caller counts once per period; None if a peer served the same request.
-        """
+        """Record a request answered with an error, once per caller and period; None: a peer served the request."""
         worker, now_s = self._registry.get(name), self._clock()
         if worker is None:
             return
+        # An error never opens the circuit of a model's last worker.
         others = [one for one in self._registry if one is not worker and not one.unavailable_reason(now_s)]
         served = {model for one in others for model in one.capabilities.models}
         replaceable = bool(others) and served.issuperset(worker.capabilities.models)

@@ -135,10 +135,7 @@ class Forecaster(Listener):
         return LengthPrediction(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """Learn from a finished request unless its length was fixed.
-
-        An output of the allowed length, or with ``detail`` "length", is censored.
-        """
+        """Learn from a finished request unless its length was fixed; ``detail`` "length" marks a censored output."""
         prediction, tokens = request.length_prediction, request.generated_tokens
         if outcome is not Outcome.FINISHED or not isinstance(prediction, Belief) or not self.config.learn:
             return

@@ -34,14 +34,11 @@ STATISTICS: dict[str, Callable[[Floats], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Belief(LengthPrediction):
-    """Prediction with its origin: ``raw`` [25] before correction and ``complete`` [25] after, both without limits.
+    """Prediction with its origin."""
 
-    ``first_tokens`` is the statistic before the first token.
-    """
-
-    raw: Floats | None = None
-    complete: Floats | None = None
-    first_tokens: float = 0.0
+    raw: Floats | None = None  # [25] before correction, without limits
+    complete: Floats | None = None  # [25] after correction, without limits
+    first_tokens: float = 0.0  # the statistic before the first token
 
 
 def condition(row: Floats, tokens_so_far: int) -> Floats:

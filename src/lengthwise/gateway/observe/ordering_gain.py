@@ -1,14 +1,11 @@
 """Estimate of the gain of length-aware ordering on recorded traffic, with confidence intervals.
 
-Engines are fitted to the observations, and the simulator serves the recorded requests under FCFS and the length-aware
-orders with the gateway's own ranks and preemptions (``replay``).
-
-Intervals come from a block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with replacement,
-including their gaps, so that bursts stay bursts; all orders serve the same draws. The standard deviation of the
-draws' log ratios, on a variance-stabilizing scale, is laid around the recorded traffic's own value, with Student's
-factor for the number of blocks. A short record shows less of a heavy tail than exists: on an M/G/1 queue of 1,500
-requests with such lengths, 97.5 % intervals cover the theoretical value in 90 % of runs, and all others underestimate
-the gain.
+The simulator serves the recorded requests on engines fitted to the observations (``replay``). Intervals come from a
+block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with their gaps, so that bursts stay bursts; all
+orders serve the same draws. The standard deviation of the draws' log ratios, on a variance-stabilizing scale, is laid
+around the recorded traffic's own value, with Student's factor for the number of blocks. A short record shows less of a
+heavy tail than exists: on an M/G/1 queue of 1,500 requests with such lengths, 97.5 % intervals cover the theoretical
+value in 90 % of runs, and all others underestimate the gain.
 """
 
 from __future__ import annotations

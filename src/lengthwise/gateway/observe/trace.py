@@ -173,10 +173,7 @@ def is_measurable(trace: Trace) -> bool:
 
 
 def with_first_tokens(trace: Trace) -> tuple[Trace, Bools]:
-    """Return the trace with missing first tokens estimated, and [n] whether each was observed.
-
-    The estimate goes back from the finish by the tokens times the median time per token, at most to the dispatch.
-    """
+    """Return the trace with missing first tokens estimated by the median time per token, and [n] which are observed."""
     is_observed = np.isfinite(trace.first_token_s)
     if is_observed.all():
         return trace, is_observed
@@ -187,11 +184,8 @@ def with_first_tokens(trace: Trace) -> tuple[Trace, Bools]:
 
 
 def max_concurrency_at_first_tokens(trace: Trace) -> int:
-    """Return the maximum number of running requests at a worker when a first token came, ignoring the top 1 %.
-
-    Engines start requests in order: earlier dispatches that are unfinished by then run as well.
-    """
-    counts = [1]
+    """Return the maximum number of running requests at a worker when a first token came, ignoring the top 1 %."""
+    counts = [1]  # engines start requests in order: earlier dispatches that are unfinished by then run as well
     for worker in np.unique(trace.worker):
         rows = np.flatnonzero((trace.worker == worker) & trace.complete)
         rows = rows[np.argsort(trace.dispatched_s[rows], kind="stable")]

@@ -222,10 +222,7 @@ class Journal:
 
 
 def read(path: Path | str) -> Iterator[tuple[int, Row]]:
-    """Yield (run, row) of a journal in order of finish, times in seconds since 1970; raise InputError if it is none.
-
-    A run is one life of a gateway. Torn and invalid lines are skipped.
-    """
+    """Yield (life of the gateway, row) by finish, in seconds since 1970; raise InputError if it is no journal."""
     return _runs([Path(path)])
 
 
@@ -259,7 +256,7 @@ def _runs(files: Iterable[Path]) -> Iterator[tuple[int, Row]]:
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line that is a JSON object."""
+    """Yield each line that is a JSON object; torn and invalid ones are skipped."""
     try:
         with file.open("rb") as lines:
             for line in lines:

@@ -54,10 +54,9 @@ class EngineSpec:
 
 
 def emulated(deployment: Deployment, *, speed: float = 1.0, model: str = "") -> EngineSpec:
-    """Return one replica of a deployment as an engine with its cost tables, memory and limits.
+    """Return one replica of a deployment as an engine; raise InputError with the settings that it would need.
 
-    With rank "priority", the latest arrival of the worst class is preempted, as in vLLM. A deployment that cannot be
-    emulated raises InputError with the required settings.
+    With rank "priority", the latest arrival of the worst class is preempted, as in vLLM.
     """
     scheduler, limits = deployment.scheduler, deployment.limits
     requirements = {
