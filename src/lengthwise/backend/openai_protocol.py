@@ -71,17 +71,14 @@ class Abilities:
     max_model_len: int | None = None  # longest prompt and output together
     api: str = COMPLETIONS  # "completions", or "chat" if only that works
     token_ids: bool = False  # whether a prompt may be token ids
-    # whether a stream ends in token counts; ``usage_each``: every chunk has them; ``ids_each``: its ids
-    usage: bool = False
-    usage_each: bool = False
-    ids_each: bool = False
-    # whether the end of text can be ignored; None: the field is accepted with unknown effect
-    ignore_eos: bool | None = False
+    usage: bool = False  # whether a stream ends in token counts
+    usage_each: bool = False  # whether every chunk has token counts
+    ids_each: bool = False  # whether every chunk has its token ids
+    ignore_eos: bool | None = False  # whether the end can be ignored; None: accepted with unknown effect
     min_tokens: bool | None = False  # the same for the shortest output
     tokenizer: str = ""  # form of ``/tokenize``: "vllm", "llama.cpp" or "tgi"
     metrics: bool = False
-    # whether it may fill in penalties or a token limit that a request leaves out
-    own_defaults: bool | None = None
+    own_defaults: bool | None = None  # whether it may fill in penalties or a token limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +97,10 @@ class Piece:
     text: str  # may be empty while a character is incomplete
     tokens: int  # tokens that it adds; 0 if unknown: a chunk can hold many
     is_output: bool  # whether it is part of the output, not only a role, a usage or an end
-    # counts so far; the last one is the answer's, as is the finish reason ("stop", "length", ...)
-    usage: Usage | None = None
-    finish_reason: str | None = None
-    # tokens that it adds, or () if unknown; ``prompt_ids`` are the prompt's, with the first chunk
-    token_ids: tuple[int, ...] = ()
-    prompt_ids: tuple[int, ...] = ()
+    usage: Usage | None = None  # counts so far; the last one is the answer's
+    finish_reason: str | None = None  # "stop", "length", ..., with the last chunk
+    token_ids: tuple[int, ...] = ()  # tokens that it adds; () if unknown
+    prompt_ids: tuple[int, ...] = ()  # tokens of the prompt, with the first chunk; () if unknown
 
 
 MAX_BYTES = 1 << 24
@@ -135,11 +130,6 @@ class SseReader:
         self._after_cr = self._started = False
         self._data: list[str] = []
         self._size, self._type, self._id = 0, "", ""
-
-    @property
-    def unfinished(self) -> bool:
-        """Return whether bytes of an incomplete event have arrived."""
-        return bool(self._rest or self._data)
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that these bytes complete; raise ValueError for an event beyond the limit."""

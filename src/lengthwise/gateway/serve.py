@@ -236,15 +236,19 @@ def serve(
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
         loop_factory = importlib.import_module("uvloop").new_event_loop
+
+    async def after_start(gateway: Gateway) -> None:
+        if ready is not None:
+            ready(gateway.port, gateway.admin_port)
+        if started is not None:
+            await started(gateway)
+
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve_until_signal(config, ready, reload, started))
+        runner.run(_serve_until_signal(Gateway(config), after_start, reload))
 
 
-async def _serve_until_signal(  # noqa: C901 - three signals, in the order of their effects
-    config: GatewayConfig,
-    ready: Callable[[int, int | None], None] | None,
-    reload: Callable[[], GatewayConfig] | None,
-    started: Callable[[Gateway], Awaitable[None]] | None,
+async def _serve_until_signal(
+    gateway: Gateway, started: Callable[[Gateway], Awaitable[None]], reload: Callable[[], GatewayConfig] | None
 ) -> None:
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
@@ -267,14 +271,11 @@ async def _serve_until_signal(  # noqa: C901 - three signals, in the order of th
     handlers = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop}
     if hasattr(signal, "SIGHUP"):
         handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(reload_config()))
-    async with Gateway(config) as gateway:
+    async with gateway:
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
-            if ready is not None:
-                ready(gateway.port, gateway.admin_port)
-            if started is not None:
-                await started(gateway)
+            await started(gateway)
             await first.wait()
             drain_s = gateway.config.resilience.drain_s
             _log.info("stopping: %d requests may finish within %g s", gateway.driver.num_requests, drain_s)

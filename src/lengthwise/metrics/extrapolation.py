@@ -22,11 +22,9 @@ class Beyond:
     bound: str  # "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach
     measured: int  # largest measured value
     largest: int  # largest value in the run
-    # number of steps (for "context" and "prefix": requests) beyond the bound; for large runs, which record no
-    # steps, of spans of time
-    out_of_range: int
-    of: int  # total number of steps, requests or spans
-    unit: str  # "steps", "requests" or "time"
+    out_of_range: int  # number of steps, requests or spans of time beyond the bound
+    of: int  # total number of them
+    unit: str  # "steps", "requests" ("context", "prefix") or "time" (large runs, which record no steps)
 
     @property
     def share(self) -> float:

@@ -52,8 +52,7 @@ class Hardware:
     power_w: Estimate  # estimated mean draw of all GPUs (:func:`gpu_power_w`), without hosts and cooling
     energy_j_per_output_token: Estimate  # GPU energy over delivered output tokens
     cost: Cost  # price of the GPUs per million tokens
-    # shares of the stages' time by use (keys of SHARES, and "idle"); they add up to 1
-    time_shares: dict[str, Estimate]
+    time_shares: dict[str, Estimate]  # of the stages, by use (keys of SHARES, and "idle"); sum 1
 
 
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:

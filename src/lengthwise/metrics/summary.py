@@ -117,15 +117,13 @@ class Summary:
     rates: Rates  # throughput in the window
     ttft_s: Distribution  # arrival until first token
     tpot_s: Distribution  # mean time between the tokens of one request
-    # time between tokens, pooled over all tokens (ITL) of the complete run, warm-up included
-    tbt_s: Distribution
+    tbt_s: Distribution  # time between tokens, pooled over all (ITL) of the run, warm-up included
     jct_s: Distribution  # arrival until last token
     queueing_delay_s: Distribution  # arrival until first scheduled
     normalized_latency_s: Distribution  # JCT per output token
     goodput: Goodput | None  # None without an SLO
     hardware: Hardware | None  # None without a deployment; over the complete run, warm-up included
-    # level of the model intervals (``model_low``, ``model_high``); NaN where there are none
-    model_level: float = math.nan
+    model_level: float = math.nan  # of ``model_low`` and ``model_high``; NaN where there are none
 
 
 Window = slice | Ints  # requests that count: consecutive rows, or row numbers

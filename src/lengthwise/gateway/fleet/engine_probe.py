@@ -149,8 +149,7 @@ class EngineMetadata:
     slots: int | None = None
     kv_tokens: int | None = None
     priority_sign: int = 0  # SMALLER or LARGER; 0 if the engine accepts no priorities
-    # whether the engine schedules by priority; None if unknown (vLLM accepts priorities under every policy)
-    orders: bool | None = None
+    orders: bool | None = None  # whether it schedules by priority; None: unknown (vLLM accepts any)
     prompted: bool = False  # False while the tiny prompt must be repeated
 
 

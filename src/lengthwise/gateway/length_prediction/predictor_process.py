@@ -70,8 +70,7 @@ class ProcessLimits:
 
     start_s: float = 60.0  # timeout of its start
     hang_s: float = 5.0  # timeout of a response, after which the process is killed
-    # wait before a restart; doubled with every failure in a row, up to ``max_backoff_s``
-    backoff_s: float = 0.1
+    backoff_s: float = 0.1  # wait before a restart; doubled with every failure in a row
     max_backoff_s: float = 30.0
     max_waiting: int = 2048  # queries that may wait; further ones get no result
     max_bytes: int = 8 << 30  # memory of the process

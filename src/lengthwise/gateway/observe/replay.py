@@ -39,8 +39,7 @@ _EXACT = 0.02  # relative errors below it count squared, larger ones linearly: a
 class Service:
     """Pool of equal engines."""
 
-    # fixed seconds of a step, to which ``seq_s`` per sequence and ``prompt_s`` per prompt token are added
-    step_s: float
+    step_s: float  # fixed, to which ``seq_s`` per sequence and ``prompt_s`` per prompt token are added
     seq_s: float
     prompt_s: float
     front_s: float  # network and parsing, both ways

@@ -35,8 +35,7 @@ class Row:
     max_tokens: int
     predicted_tokens: float  # predicted before the first token, by ``source``
     source: str
-    # share of the predicted distribution below the true length, 0 to 1: uniform if predictions are calibrated
-    predicted_level: float
+    predicted_level: float  # share of the prediction below the true length: uniform if calibrated
     repredictions: tuple[Reprediction, ...]
     output_tokens: int
     queued_for_s: float  # total time in the gateway's queue; ``served_s`` is the total time at workers

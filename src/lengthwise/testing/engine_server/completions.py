@@ -132,9 +132,8 @@ class ResponseOptions:
     """How outputs are returned."""
 
     stream: bool = False
-    # whether the stream ends with a usage chunk; ``usage_each``: every chunk has the usage so far
-    usage: bool = False
-    usage_each: bool = False
+    usage: bool = False  # whether the stream ends with a usage chunk
+    usage_each: bool = False  # whether every chunk has the usage so far
     ids: bool = False  # whether token ids are returned
     interval: int = 1  # minimum tokens of a chunk; the first and the last are sent at once
     logprobs: int | None = None  # alternatives per token; None: no log probabilities

@@ -108,9 +108,7 @@ class Entry:
     sent: list[tuple[float, int]] = field(default_factory=list)  # chunks of a stream: (time, tokens)
     output_ids: list[int] = field(default_factory=list)  # generated tokens of the first choice, sent or not
     finished_s: float | None = None  # time of the last token
-    # "" while it runs; "finished", "refused", "aborted" (client disconnect or abort request), "closed" (by a
-    # fault), "died" (with the engine)
-    finished: str = ""
+    finished: str = ""  # "" while it runs; "finished", "refused", "aborted", "closed" (by a fault), "died"
 
     @property
     def output_tokens(self) -> int:
