@@ -463,16 +463,10 @@ def _origin_warnings(a: Measured, b: Measured) -> Iterator[str]:
             f"They may be of different models, {names[0]} and {names[1]}: {unknown}, under which it was served. "
             "`lengthwise bench URL SCENARIO.toml --records FILE` records the model's shape, which settles it."
         )
-    gpus = []
-    for run, deployment in zip((a, b), deployments, strict=True):
-        name = str(deployment.get("gpu") or run.metadata.get("gpu") or "")
-        known = catalog.find_gpu(name) if name else None
-        gpus.append(name if known is None else known.name)
-    if all(gpus) and gpus[0] != gpus[1]:
-        yield f"They are of different GPUs: {gpus[0]} and {gpus[1]}."
     engines = [str(run.metadata.get("engine") or "") for run in (a, b)]
-    if all(engines) and engines[0] != engines[1]:
-        yield f"They are of different engines: {engines[0]} and {engines[1]}."
+    for kind, values in (("GPUs", [_gpu_name(run) for run in (a, b)]), ("engines", engines)):
+        if all(values) and values[0] != values[1]:
+            yield f"They are of different {kind}: {values[0]} and {values[1]}."
     if differing := _differing(deployments[0], deployments[1], _DEPLOYMENT_KEYS):
         yield f"Their deployments differ: {', '.join(differing)}."
 
@@ -484,6 +478,12 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str]) 
 def _deployment(run: Measured) -> Mapping[str, Any]:
     deployment = run.metadata.get("deployment")
     return deployment if isinstance(deployment, Mapping) else {}
+
+
+def _gpu_name(run: Measured) -> str:
+    name = str(_deployment(run).get("gpu") or run.metadata.get("gpu") or "")
+    known = catalog.find_gpu(name) if name else None
+    return name if known is None else known.name
 
 
 def _model_name(run: Measured) -> str:

@@ -8,14 +8,15 @@ import contextlib
 import hashlib
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Self
+from typing import Self
 
 from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, State
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.edge.exchange import Receive, Scope, Send
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.length_prediction import Forecaster
 from lengthwise.gateway.observe import Monitor, Record
@@ -63,10 +64,6 @@ def allowed(host: str, own: str = "") -> bool:
     return True
 
 
-Scope = dict[str, Any]
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 EVENT_INTERVAL_S = 1.0
 MAX_STREAMS = 32
 OPEN = ("/healthz", "/metrics")  # served under any host name, for probes and Prometheus

@@ -157,7 +157,7 @@ class Forecaster(Listener):
             "late": self.late_answers,
             "faults": dict(self.faults.faults),
             "last_error": self.faults.last_error,
-            "process": {} if runner is None else runner.state(),
+            "process": runner.state() if isinstance(runner, ProcessRunner) else {},
             "drifts": self.drifts,
             "drifted_s": self.drifted_s,
             **self.learner.state(),

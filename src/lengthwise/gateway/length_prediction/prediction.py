@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,33 +155,25 @@ def measure_latency_s(predictor: Any) -> float:
 PendingRow = asyncio.Future[Floats | None]  # [25] quantiles, or None without a usable row; never an exception
 
 
-def settle(rows: Iterable[PendingRow]) -> None:
-    """Resolve pending rows without a result."""
-    for row in rows:
-        if not row.done():
-            row.set_result(None)
-
-
 class FaultCounter:
     """Faults by kind, and the last error."""
 
     def __init__(self) -> None:
-        self.faults: dict[str, int] = {}
+        self.faults: Counter[str] = Counter()
         self.last_error: str | None = None
 
     def add(self, faults: Mapping[str, int], error: str | None = None) -> None:
         """Add counts of faults."""
-        for kind, count in faults.items():
-            self.faults[kind] = self.faults.get(kind, 0) + count
+        self.faults.update(faults)
         if error is not None:
             self.last_error = error[:500]
 
 
-def resolve(pending: Sequence[PendingRow], predicted: PredictedRows) -> None:
-    """Give pending rows their results."""
+def resolve(pending: Iterable[PendingRow], predicted: PredictedRows | None = None) -> None:
+    """Give pending rows their results; None without any."""
     for index, row in enumerate(pending):
         if not row.done():
-            row.set_result(predicted.rows[index] if predicted.valid[index] else None)
+            row.set_result(predicted.rows[index] if predicted and predicted.valid[index] else None)
 
 
 _MAX_BATCH = 16  # queries of one batch; more wait for the next tick of the loop, so that other tasks run in between
@@ -200,7 +193,7 @@ class InlineRunner:
 
     async def stop(self) -> None:
         """Resolve all waiting queries without a result."""
-        settle(row for _, row in self._queue)
+        resolve(row for _, row in self._queue)
         self._queue = []
 
     def submit(self, query: Query) -> PendingRow:
@@ -212,10 +205,6 @@ class InlineRunner:
         row: PendingRow = loop.create_future()
         self._queue.append((query, row))
         return row
-
-    def state(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
 
     def _gather(self) -> None:
         """Start the batch when no more queries come, or it is full."""

@@ -208,7 +208,7 @@ class ProcessRunner:
         """Kill the process; waiting queries get no result."""
         self.up = False
         process, self._process = self._process, None
-        prediction.settle([*self._batch, *(row for _, row in self._queue)])
+        prediction.resolve([*self._batch, *(row for _, row in self._queue)])
         self._batch = []
         self._queue.clear()
         self._wake.clear()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.replanning import ReplanningState
-from lengthwise.gateway.request import Outcome, Rejection, Request
+from lengthwise.gateway.request import Outcome, Request
 from lengthwise.gateway.scheduling import Phase, Statistics
 from lengthwise.gateway.telemetry.journal import Row
 from lengthwise.schema.errors import MissingExtraError
@@ -266,10 +266,6 @@ class Metrics(Listener):
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         self.forecasts[request.length_prediction.source] += 1
         self._of(request.model)
-
-    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
-        del rejection
-        self.refused_by(reason, str(tenant), model)
 
     def refused_by(self, reason: str, tenant: str, model: str) -> None:
         """Count a refused request of a tenant, given by name."""
