@@ -74,19 +74,8 @@ def kubernetes_manifest(
             ("policy/v1", "PodDisruptionBudget", name, budget),
         )
     ]
-    text = yaml.safe_dump_all(resources, sort_keys=False, explicit_start=True, width=100)
-    return f"{_head(deployment, launch)}\n{text}"
-
-
-def is_nvidia(deployment: Deployment) -> bool:
-    """Return whether the deployment has GPUs for the image and ``nvidia.com/gpu``."""
-    return not deployment.gpu.name.startswith(_NOT_NVIDIA)
-
-
-def _head(d: Deployment, launch: Launch) -> str:
-    """Return the comments: content, nodes, and notes."""
     label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
-    parts = (
+    remarks = (
         f"{d.name}, {d.parallel.replicas} x {replica_gpus(d)} GPUs, served with vLLM.",
         (
             f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
@@ -98,7 +87,13 @@ def _head(d: Deployment, launch: Launch) -> str:
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
         *launch.notes,
     )
-    return "\n#\n".join(comment(text) for text in parts)
+    text = yaml.safe_dump_all(resources, sort_keys=False, explicit_start=True, width=100)
+    return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{text}"
+
+
+def is_nvidia(deployment: Deployment) -> bool:
+    """Return whether the deployment has GPUs for the image and ``nvidia.com/gpu``."""
+    return not deployment.gpu.name.startswith(_NOT_NVIDIA)
 
 
 def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:

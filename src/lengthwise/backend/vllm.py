@@ -50,7 +50,6 @@ def vllm_launch(
     """Return the command that serves one replica with stock vLLM as nearly as simulated as possible.
 
     Args:
-        deployment: The simulated one.
         model: A Hugging Face id or a folder; None: the catalog's, or ``$MODEL``.
         served_name: The model's name in requests; None: that of the catalog.
         device: "cuda", or "cpu" to try the command without a GPU (not its speed); raises InputError for another one.

@@ -186,8 +186,6 @@ def compare(
     run that records neither token times nor steps.
 
     Args:
-        a: The prediction.
-        b: The reference.
         paired: Whether both are of the same requests; "auto": where lengths and arrivals are equal.
         warmup_s: Requests that arrived earlier are left out (except from distances of the time between tokens, and
             from its errors where no interval is known).

@@ -61,9 +61,8 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]
     """Return the bounds of the cost tables' measured range that a run exceeded, with how often and by how much.
 
     Where records do not give a number exactly its upper limit counts: of the prompt tokens in a step all but one for
-    each other prompt belong to the longest chunk, and KV tokens fill the blocks in use. Runs without steps use means
-    over bins of time, which hide short peaks; tokens and chunks, which these means lack, count as the engine's limits
-    in every bin. The number of chunks shows how many prompts were split; the longest prompts are taken to be those.
+    each other prompt belong to the longest chunk, KV tokens fill the blocks in use, and the longest prompts are those
+    split. Runs without steps use means over bins of time, and for tokens and chunks the engine's limits.
     """
     reach, r = deployment.cost.reach, records.requests
     served = np.isfinite(r.scheduled_s)

@@ -121,11 +121,8 @@ def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary
     covers several seeds and ``run`` is one of them, the interval moves in proportion (for a number that is 0 in
     ``run``: by the difference).
 
-    Args:
-        summary: The summary to extend.
-        run: One run of it, under the cost tables as they are.
-        perturbed: The same requests, at the same seed, under perturbed cost tables; InputError is raised without any.
-        level: Share of the perturbed runs inside the interval, between 0 and 1.
+    ``run`` has the cost tables as they are, ``perturbed`` the same requests at the same seed under perturbed ones (one
+    at least, or InputError is raised). ``level`` is the share of these inside the interval, between 0 and 1.
     """
     if not perturbed or not 0 < level < 1:
         raise InputError(

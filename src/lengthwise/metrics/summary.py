@@ -148,13 +148,8 @@ def summarize(
     batch expects fewer than 5 values, for quantiles of TBT, and for the hardware. Several seeds and :func:`combine`
     have none of these limits.
 
-    Args:
-        records: Records of the run.
-        deployment: The deployment that ran; None leaves out the hardware.
-        slo: Limits for goodput.
-        warmup_s: Requests that arrived earlier are left out.
-        warmup_requests: Number of first requests to leave out; the longer of both warm-ups applies.
-        level: Confidence level, between 0 and 1. InputError is raised for another one, or if no request is left.
+    Without a deployment there is no hardware. Requests that arrived before ``warmup_s``, and the first
+    ``warmup_requests``, are left out. Raises InputError where none is left, or the level is not between 0 and 1.
     """
     if not 0 < level < 1:
         raise InputError(f"the confidence level must be between 0 and 1; it is {level}")

@@ -121,7 +121,8 @@ class WorkerRegistry:
             return
         del self._members[worker.name]
         self._release_name(worker)
-        worker.release_name()
+        worker.renamed_from, worker.name = worker.name, f"{worker.name} (leaving {worker.epoch})"
+        worker.draining = True
         self._members[worker.name] = member
         self._renamed()
         self._drain(member)

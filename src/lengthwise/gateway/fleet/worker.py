@@ -146,11 +146,6 @@ class Worker:
         self.sample = self.tokens_per_s = None
         self.breaker.reset()
 
-    def release_name(self) -> None:
-        """Drain under another name, because another engine takes this one."""
-        self.renamed_from, self.name = self.name, f"{self.name} (leaving {self.epoch})"
-        self.draining = True
-
     def _ramp(self, now_s: float) -> int | None:
         """Return the limit of requests during recovery; None outside of it."""
         limit = self.engine.in_flight or self.metadata.slots or self._dispatch.start

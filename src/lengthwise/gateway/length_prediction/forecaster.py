@@ -39,12 +39,10 @@ class Forecaster(Listener):
     """Predict lengths and learn from finished requests; an async context manager.
 
     A predictor of this package that takes less than ``inline_below_s`` per prompt runs on the event loop; any other one
-    runs in a process, which may hang or crash. Without a result in time, the prediction is the distribution of the last
-    finished outputs.
-
-    ``late`` is called with a prediction that came after its deadline. ``predictor`` replaces the configured one; it
-    must be picklable unless it runs on the event loop. ``place`` is "inline", "process", or "auto". With
-    ``use_requested`` a length that the client fixes counts as known.
+    runs in a process, which may hang or crash (``place``: "inline", "process" or "auto"). Without a result in time, the
+    prediction is the distribution of the last finished outputs; ``late`` is called with the later one. ``predictor``
+    replaces the configured one, and must be picklable for a process. With ``use_requested`` a length that the client
+    fixes counts as known.
     """
 
     def __init__(

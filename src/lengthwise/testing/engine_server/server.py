@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.engine.continuous_batching import ClockedBatch
 from lengthwise.schema.errors import MissingExtraError
-from lengthwise.testing.engine_server.completions import (
-    RefusedError,
-    chat_ids,
-    decode,
-    encode,
-    error_body,
-    parse_body,
-    prompt_ids,
-)
+from lengthwise.testing.engine_server import completions
 from lengthwise.testing.engine_server.engine import EngineSpec
 from lengthwise.testing.engine_server.request_handler import FaultPlan, Log, RequestHandler, parse_faults
 
@@ -131,16 +123,16 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         if expected is not None and request.path.startswith(("/v1", "/inference")):
             key = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(key.encode(), expected.encode()):
-                return web.json_response(error_body("Unauthorized", "AuthenticationError", 401), status=401)
+                return web.json_response(completions.error_body("Unauthorized", "AuthenticationError", 401), status=401)
         try:
             return await handler(request)
-        except RefusedError as error:
-            return web.json_response(error_body(str(error), error.kind, error.status), status=error.status)
+        except completions.RefusedError as error:
+            return web.json_response(completions.error_body(str(error), error.kind, error.status), status=error.status)
 
-    def completions(*, chat: bool) -> Handler:
+    def complete(*, chat: bool) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             if server.is_sleeping:
-                raise RefusedError(503, "The engine is sleeping.")
+                raise completions.RefusedError(503, "The engine is sleeping.")
             return await RequestHandler(server, request, chat=chat).run()
 
         return handle
@@ -174,23 +166,23 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
     def with_body(respond: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Handler:
         async def handle(request: web.Request) -> web.Response:
-            return web.json_response(respond(parse_body(await request.read())) or {})
+            return web.json_response(respond(completions.parse_body(await request.read())) or {})
 
         return handle
 
     def tokenize(body: dict[str, Any]) -> dict[str, Any]:
         if spec.kind == "llama.cpp":
-            return {"tokens": encode(str(body.get("content", "")))}
+            return {"tokens": completions.encode(str(body.get("content", "")))}
         if "messages" in body:
-            ids = chat_ids(body)
+            ids = completions.chat_ids(body)
         elif isinstance(text := body.get(text_field), str):
-            ids = prompt_ids(text) if body.get("add_special_tokens", True) else encode(text)
+            ids = completions.prompt_ids(text) if body.get("add_special_tokens", True) else completions.encode(text)
         else:
-            raise RefusedError(400, "prompt: Field required")
+            raise completions.RefusedError(400, "prompt: Field required")
         return {"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids}
 
     def detokenize(body: dict[str, Any]) -> dict[str, Any]:
-        return {text_field: decode(body.get("tokens", ()))}
+        return {text_field: completions.decode(body.get("tokens", ()))}
 
     def abort(body: dict[str, Any]) -> None:
         ids = body.get("request_ids", body.get("rid", ()))
@@ -200,14 +192,14 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         try:
             server.faults = parse_faults(body)
         except (TypeError, ValueError) as error:
-            raise RefusedError(400, str(error)) from None
+            raise completions.RefusedError(400, str(error)) from None
 
     def set_health(body: dict[str, Any]) -> None:
         server.healthy = bool(body.get("healthy", True))
 
     routes = [
-        web.post("/v1/completions", completions(chat=False)),
-        web.post("/v1/chat/completions", completions(chat=True)),
+        web.post("/v1/completions", complete(chat=False)),
+        web.post("/v1/chat/completions", complete(chat=True)),
         web.get("/v1/models", metadata(_models)),
         web.get("/emulator/log", log),
         web.post("/emulator/faults", with_body(set_faults)),
