@@ -8,12 +8,11 @@ import importlib
 import logging
 import signal
 import socket
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from lengthwise.gateway.background import on_thread
 from lengthwise.gateway.config import GatewayConfig, Phases, bind_socket, check_ports
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.replanning import ReplannerFactory
@@ -38,11 +37,8 @@ _STOP_S = 60.0
 def require_extra() -> None:
     """Raise MissingExtraError where the extra ``gateway`` is not installed."""
     try:
-        import aiohttp  # noqa: F401
-        import httptools  # noqa: F401
-        import msgspec  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
+        for name in ("aiohttp", "httptools", "msgspec", "prometheus_client", "uvicorn"):
+            importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError("lengthwise serve", "gateway") from error
 
@@ -322,34 +318,19 @@ def background_gateway(
     ``listeners`` receive the events of every request, on its thread; ``follow`` makes a replanner for mode rra. Raises
     InputError where the gateway cannot start, and EngineError where an engine is down or cannot be used.
     """
-    ready: Future[tuple[BackgroundGateway, Callable[[], object]]] = Future()
 
-    async def work() -> None:
-        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    @contextlib.asynccontextmanager
+    async def serving() -> AsyncIterator[BackgroundGateway]:
+        loop = asyncio.get_running_loop()
         async with Gateway(config, listeners=listeners, follow=follow) as gateway:
             await gateway.fleet.stable(engines_s)
             for worker in gateway.fleet.workers():
                 if error := worker.unavailable_reason(loop.time()):
                     url = worker.engine.display_url
                     raise EngineError(f"the engine {url} must be up and serve a model; it is {error}")
-            background = BackgroundGateway(gateway, loop)
-            gateway.telemetry.traces.subscribe(background.rows.append)
-            ready.set_result((background, lambda: loop.call_soon_threadsafe(stopped.set)))
-            await stopped.wait()
+            served = BackgroundGateway(gateway, loop)
+            gateway.telemetry.traces.subscribe(served.rows.append)
+            yield served
 
-    def run() -> None:
-        try:
-            asyncio.run(work())
-        except BaseException as error:
-            if ready.done():
-                raise
-            ready.set_exception(error)
-
-    thread = threading.Thread(target=run, name="gateway", daemon=True)
-    thread.start()
-    background, stop = ready.result()
-    try:
-        yield background
-    finally:
-        stop()
-        thread.join(timeout=_STOP_S)
+    with on_thread(serving(), "gateway") as served:
+        yield served

@@ -81,11 +81,6 @@ def frame(records: Records, kind: Kind = "polars", table: Table = "requests") ->
     return _FRAMES[kind]({f.name: getattr(records.steps, f.name) for f in dataclasses.fields(records.steps)})
 
 
-def _arrow_table(columns: dict[str, Array]) -> Any:
-    pa = _extra("pyarrow", "arrow")
-    return pa.table({name: pa.array(column) for name, column in columns.items()})
-
-
 def _extra(module: str, extra: str) -> Any:
     try:
         return import_module(module)
@@ -96,7 +91,7 @@ def _extra(module: str, extra: str) -> Any:
 _FRAMES: dict[str, Callable[[dict[str, Array]], Any]] = {
     "polars": lambda columns: import_module("polars").DataFrame(columns),
     "pandas": lambda columns: _extra("pandas", "pandas").DataFrame(columns, copy=False),
-    "arrow": _arrow_table,
+    "arrow": lambda columns: _extra("pyarrow", "arrow").table(columns),
 }
 
 

@@ -144,11 +144,6 @@ class Run:
         return window_rows(self.records.requests, self.rows)
 
     @property
-    def has_warmup(self) -> bool:
-        """Return whether requests before those that count were left out."""
-        return bool(self.start_s > np.nanmin(self.records.requests.arrival_s))
-
-    @property
     def start_s(self) -> float:
         """Return the first arrival."""
         return float(self.requests.arrival_s.min())
@@ -257,7 +252,7 @@ def _tbt_errors(a: Run, b: Run, bootstrap: Bootstrap) -> Iterator[MetricError]:
     low = high = np.full(1 + len(_Q), np.nan)
     gaps_a, gaps_b = request_gaps(a), request_gaps(b)
     if gaps_a is not None and gaps_b is not None:
-        if a.has_warmup or b.has_warmup:
+        if any(run.start_s > np.nanmin(run.records.requests.arrival_s) for run in (a, b)):  # there is a warm-up
             points = [np.array([gap_s.mean(), *np.quantile(gap_s, _Q)]) for gap_s, _ in (gaps_a, gaps_b)]
         if min(len(np.unique(row)) for _, row in (gaps_a, gaps_b)) >= MIN_REQUESTS:
             samples = [Sample(*gaps, len(run.requests.arrival_s)) for gaps, run in ((gaps_a, a), (gaps_b, b))]

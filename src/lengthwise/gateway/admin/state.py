@@ -39,7 +39,7 @@ class Recent:
         self.samples: deque[tuple[float, ...]] = deque(maxlen=MAX_SAMPLES)
         self._last_tokens = (clock(), 0)
         telemetry.traces.subscribe(self.add_row)
-        telemetry.subscribe_refusals(self.refused)
+        telemetry.refusal_subscribers.append(self.refused)
 
     def add_row(self, row: Row) -> None:
         """Add a finished request."""

@@ -165,7 +165,8 @@ class Telemetry(Listeners):
     """Metrics, log, journal, traces and the shadow queue of a gateway; an async context manager.
 
     Uses ``listen.journal``, ``listen.trace`` and ``order.mode`` of the configuration; ``statistics`` returns the
-    scheduler's state. Traces need the extra ``tracing``, else MissingExtraError is raised.
+    scheduler's state. ``refusal_subscribers`` are called with reason, rejection, tenant and model of every refusal.
+    Traces need the extra ``tracing``, else MissingExtraError is raised.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Telemetry(Listeners):
         listeners = (self.traces, self.metrics, self.metrics.phases, self.log, self.tracing)
         super().__init__([listener for listener in listeners if listener is not None])
         self._detail = ""
-        self._refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
+        self.refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
         self._stack = contextlib.AsyncExitStack()
         for on_row in (self.metrics.add_row, self.regret.finished, lambda row: self.log.log_row(row, self._detail)):
             self.traces.subscribe(on_row)
@@ -224,10 +225,6 @@ class Telemetry(Listeners):
         """Return the relay's exchange, within spans where traces are requested."""
         return inner if self.tracing is None else self.tracing.exchange(inner)
 
-    def subscribe_refusals(self, on_refusal: Callable[[str, Rejection, int, str], None]) -> None:
-        """Call a function with every refusal from now on (reason, rejection, tenant, model)."""
-        self._refusal_subscribers.append(on_refusal)
-
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         super().on_arrival(request)
         self.regret.on_arrival(request.id, request.arrival_s)
@@ -235,7 +232,7 @@ class Telemetry(Listeners):
     def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
         self.metrics.refused_by(reason, self._tenant(tenant), model)
         self.log.refused(reason, rejection, tenant, model)
-        for on_refusal in self._refusal_subscribers:
+        for on_refusal in self.refusal_subscribers:
             on_refusal(reason, rejection, tenant, model)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102

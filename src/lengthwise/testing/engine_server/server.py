@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.engine.continuous_batching import ClockedBatch
+from lengthwise.gateway.background import on_thread
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.testing.engine_server import completions
 from lengthwise.testing.engine_server.engine import EngineSpec
@@ -354,26 +353,13 @@ class Running:
 @contextmanager
 def in_thread(*servers: EngineServer) -> Iterator[Running]:
     """Serve in a thread until the end of the block."""
-    ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
-    async def serve() -> None:
-        stop = asyncio.Event()
-        try:
-            async with AsyncExitStack() as stack:
-                for server in servers:
-                    await stack.enter_async_context(server)
-                ready.set_result((asyncio.get_running_loop(), stop))
-                await stop.wait()
-        except BaseException as error:
-            if not ready.done():
-                ready.set_exception(error)
-            raise
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[Running]:
+        async with AsyncExitStack() as stack:
+            for server in servers:
+                await stack.enter_async_context(server)
+            yield Running(servers, asyncio.get_running_loop())
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    loop, stop = ready.result(timeout=60)
-    try:
-        yield Running(servers, loop)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(timeout=60)
+    with on_thread(serving(), "engines") as running:
+        yield running
