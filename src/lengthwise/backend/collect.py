@@ -59,11 +59,8 @@ def collect(
 
     Repeated prompts, and those that the file has for this model already, are not sent again, so that an interrupted
     collection continues; an incomplete last line is dropped. ``predict.read`` reads the file. ``pause`` sleeps before
-    another attempt; ``report`` is called with the number of outputs so far.
-
-    Raises:
-        InputError: Concurrency is below 1.
-        OutputError: The file cannot be written, or is no collection.
+    another attempt; ``report`` is called with the number of outputs so far. Raises InputError for a concurrency below
+    1, and OutputError where the file cannot be written or is no collection.
     """
     if concurrency < 1:
         raise InputError(f"concurrency must be at least 1; it is {concurrency}")

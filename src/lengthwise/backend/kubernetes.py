@@ -32,10 +32,8 @@ def kubernetes_manifest(
     """Return the YAML of a StatefulSet with vLLM, its Services and its disruption budget.
 
     The ``name`` of the resources has lower-case letters, digits and hyphens, at most 48. ``model`` is the checkpoint;
-    None: the catalog's. ``token_secret`` names a Secret with a Hugging Face token under ``token``.
-
-    Raises:
-        InputError: The name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
+    None: the catalog's. ``token_secret`` names a Secret with a Hugging Face token under ``token``. Raises InputError
+    where the name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
     """
     import yaml
 

@@ -49,11 +49,9 @@ def vllm_launch(
 ) -> Launch:
     """Return the command that serves one replica with stock vLLM as nearly as simulated as possible.
 
-    Args:
-        model: A Hugging Face id or a folder; None: the catalog's, or ``$MODEL``.
-        served_name: The model's name in requests; None: that of the catalog.
-        device: "cuda", or "cpu" to try the command without a GPU (not its speed); raises InputError for another one.
-        replica: Selects the GPUs of its node; it listens at ``host`` and ``port``.
+    ``model`` is a Hugging Face id or a folder (None: the catalog's, or ``$MODEL``), ``served_name`` its name in
+    requests (None: that of the catalog). ``device`` "cpu" tries the command without a GPU, not its speed. ``replica``
+    selects the GPUs of its node. Raises InputError for another device or replica.
     """
     deployment.require_one_side("a launch command")
     d, weights = deployment, launch.checkpoint(deployment, model, ONLINE)

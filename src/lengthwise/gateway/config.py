@@ -54,13 +54,10 @@ class Engine:
     url: str  # its address, with or without ``/v1``
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
-    # key that the gateway sends (never a client's own key)
-    api_key: str | None = field(default=None, repr=False)
-    # fixed limit of requests at the engine, in every mode; None adapts it (no limit where the engine orders)
-    in_flight: int | None = None
+    api_key: str | None = field(default=None, repr=False)  # sent by the gateway (never a client's own key)
+    in_flight: int | None = None  # fixed limit of requests; None adapts it (no limit where the engine orders)
     tls: Tls | None = None  # for https with an own authority or a client certificate
-    # whether one tiny prompt is sent to see whether the engine returns token ids (resuming needs them)
-    probe: bool = True
+    probe: bool = True  # whether one tiny prompt shows if the engine returns token ids (resuming needs them)
     # "none": the engine fills in no penalties and no maximum length that a request leaves out (vLLM with
     # ``--generation-config vllm``); "unknown": only requests that state them are preempted
     generation_defaults: str = "unknown"
@@ -82,8 +79,7 @@ class Discovery:
     """Where engines are found besides the listed ones."""
 
     dns: str | None = None  # ``host:port``: every address of the name (a headless Service) is an engine
-    # ``namespace/service:port``: ready addresses of a Service's EndpointSlices
-    endpoint_slices: str | None = None
+    endpoint_slices: str | None = None  # ``namespace/service:port``: ready addresses of a Service
     every_s: float = 5.0  # interval of DNS lookups
     api_url: str | None = None  # address of the Kubernetes API; None: as a pod finds it
     engine: Engine = Engine("http://found")  # settings of every engine that is found (its url is not used)
@@ -98,8 +94,7 @@ class Phases:
 
     prefill_batch: int  # new requests of one prefill, B_E
     decode_steps: int  # decode iterations from one prefill to the next, N_D
-    # mean number of requests at an engine after a prefill, B_D; None: unknown
-    decode_batch: float | None = None
+    decode_batch: float | None = None  # mean requests at an engine after a prefill, B_D; None: unknown
     mean_prompt_tokens: float | None = None  # mean prompt length; None: unknown
     # prefills are resized so that their prompt tokens stay within this share of the mean, and the decode
     # batch within it of its own mean; None: they are never resized
@@ -153,13 +148,10 @@ class Order:
     """The order of requests, and preemption."""
 
     mode: str = "isrtf"
-    # name of a rank policy; None: the mode's own (srtf, isrtf, windowed: "srtf"; others "fcfs")
-    rank: str | None = None
-    # name of a victim policy: when a waiting request preempts a running one (isrtf)
-    preemption: str = "worth(factor=100)"
+    rank: str | None = None  # a rank policy; None: the mode's (srtf, isrtf, windowed: "srtf"; others "fcfs")
+    preemption: str = "worth(factor=100)"  # victim policy: when a waiting request preempts a running one
     window_tokens: int = 50  # generated tokens between two predictions and comparisons (ELIS: 50)
-    # a request that has waited so long in total precedes all that have not, in order of arrival
-    max_wait_s: float = 60.0
+    max_wait_s: float = 60.0  # a request that waited so long in total precedes all that have not
     max_preemptions: int = 3  # most preemptions of a request
     cuts_per_s: float = 10.0  # most preemptions of all requests a second
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
@@ -180,10 +172,8 @@ class Admission:
     """Bounds of the queue."""
 
     max_queued: int = 20_000
-    # bytes of their bodies; above a third of ``Limits.body_budget_bytes`` that binds first
-    max_queued_bytes: int = 128 << 20
-    # a request with a longer predicted wait gets 429 and Retry-After; inf admits all
-    max_predicted_wait_s: float = math.inf
+    max_queued_bytes: int = 128 << 20  # of bodies; above a third of ``Limits.body_budget_bytes`` that binds
+    max_predicted_wait_s: float = math.inf  # a longer predicted wait gets 429 and Retry-After
     no_engine_s: float = 30.0  # how long requests wait without an engine for their model before 503
 
     def __post_init__(self) -> None:
@@ -200,10 +190,8 @@ class Dispatch:
     most: int = 512
     kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
     adapt_every_s: float = 1.0  # least time between two adaptations
-    # share of a session's prompt, or of a known prefix, assumed to be cached at its engine; 0: ignored
-    affinity: float = 0.5
-    # whose prompts share prefixes (by keyed hashes): one "tenant"'s, "shared": all, "none"
-    prefixes: str = "tenant"
+    affinity: float = 0.5  # share of a session's prompt or known prefix assumed cached there; 0: ignored
+    prefixes: str = "tenant"  # whose prompts share prefixes (keyed hashes): one "tenant", "shared": all, "none"
     phases: Phases | None = None  # the schedule of every engine in mode rra
 
     def __post_init__(self) -> None:
@@ -222,8 +210,7 @@ class Forecasting:
     predictor: str = "default"  # "default" (the shipped one), a file, or "none": all lengths alike
     statistic: str = "mean"  # one of STATISTICS of the predicted distribution, which orders
     deadline_s: float = 0.010  # after this time a request goes on with the prior
-    # a predictor faster than this per prompt runs in the event loop, others in a process
-    inline_below_s: float = 0.0002
+    inline_below_s: float = 0.0002  # a predictor faster than this per prompt runs in the event loop
     learn: bool = True  # whether predictions are corrected by finished lengths (scale by model, conformal)
     learn_every: int = 64  # finished requests between two corrections
 
@@ -261,8 +248,7 @@ class Limits:
     connections: int = 10_000
     body_s: float = 30.0
     messages: int = 4096
-    # keep-alive of an idle connection: longer than that of clients and proxies (60 s), so that they close it
-    idle_s: float = 75.0
+    idle_s: float = 75.0  # keep-alive of an idle connection: above that of clients and proxies (60 s)
     # memory of all bodies being read, and of all requests until their response ends (a streamed one: begins):
     # 2 to 10 times the size of the body. One key, or address without keys, gets a quarter
     body_budget_bytes: int = 512 << 20

@@ -63,12 +63,8 @@ def frame(records: Records, kind: Kind = "polars", table: Table = "requests") ->
     """Return a data frame of the requests (:func:`request_columns`) or of the steps (StepRecords).
 
     The frame shares the memory of the records: do not write into it. Its ``kind`` is "polars" (DataFrame), "pandas"
-    (DataFrame) or "arrow" (pyarrow.Table).
-
-    Raises:
-        InputError: Steps are requested and the run did not record them.
-        MissingExtraError: pandas or pyarrow is not installed.
-        UnknownNameError: There is no such kind or table.
+    (DataFrame) or "arrow" (pyarrow.Table). Raises InputError where the run did not record the requested steps, and
+    MissingExtraError or UnknownNameError.
     """
     if kind not in _FRAMES:
         raise UnknownNameError("kind of frame", kind, _FRAMES)

@@ -188,8 +188,7 @@ def compare(
         level: Confidence level of the bootstrap with ``draws`` draws.
 
     Raises:
-        InputError: ``paired`` is true for runs of different sizes, the warm-up leaves no request, or ``level``,
-            ``draws`` or ``paired`` is invalid.
+        InputError: An argument is invalid, such as ``paired`` for runs of different sizes, or no request is left.
     """
     if not 0 < level < 1 or draws < 1:
         raise InputError(f"level must be between 0 and 1 and draws at least 1; they are {level} and {draws}")

@@ -316,7 +316,7 @@ class Fleet:
         """Record the first output of a request."""
         worker, now_s = self._registry.get(name), self._clock()
         if worker is not None:
-            worker.health.request_succeeded(now_s)
+            worker.health.answered_s = now_s
             if worker.breaker.started(now_s):
                 self._changed(True)
 
@@ -325,7 +325,7 @@ class Fleet:
         worker, now_s = self._registry.get(name), self._clock()
         if worker is not None:
             self._outliers.succeeded(name, model)
-            worker.health.request_succeeded(now_s)
+            worker.health.answered_s = now_s
             if worker.breaker.succeeded(now_s):
                 self._changed(True)
 

@@ -23,26 +23,20 @@ _MAX_S = 1e11  # beyond it a double does not resolve microseconds
 
 @dataclass(frozen=True)
 class Trace:
-    """[n] columns in order of arrival, of requests with at least one output token.
-
-    Times of arrival, first dispatch, first token (NaN for buffered responses) and finish are measured at the gateway
-    from any origin. ``predicted_tokens`` dates from before the first token, ``repredictions`` are (tokens so far,
-    total). ``complete``: the request ran at one worker from dispatch to finish. ``worker`` and ``model`` index
-    ``workers`` and ``models``.
-    """
+    """[n] columns by arrival, of requests with an output token; times at the gateway, from any origin."""
 
     arrival_s: Floats
     prompt_tokens: Ints
     output_tokens: Ints
-    predicted_tokens: Floats
-    dispatched_s: Floats
-    first_token_s: Floats
+    predicted_tokens: Floats  # before the first token
+    dispatched_s: Floats  # the first time
+    first_token_s: Floats  # NaN for buffered responses
     finished_s: Floats
     queued_for_s: Floats
-    complete: Bools
-    worker: Ints
-    model: Ints
-    repredictions: tuple[tuple[tuple[int, float], ...], ...]
+    complete: Bools  # whether the request ran at one worker from dispatch to finish
+    worker: Ints  # index of ``workers``
+    model: Ints  # index of ``models``
+    repredictions: tuple[tuple[tuple[int, float], ...], ...]  # (tokens so far, total)
     models: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
 
