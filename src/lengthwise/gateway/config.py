@@ -191,7 +191,7 @@ class Dispatch:
     kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
     adapt_every_s: float = 1.0  # least time between two adaptations
     affinity: float = 0.5  # share of a session's prompt or known prefix assumed cached there; 0: ignored
-    prefixes: str = "tenant"  # whose prompts share prefixes (keyed hashes): one "tenant", "shared": all, "none"
+    prefixes: str = "tenant"  # whose prompts share prefixes (keyed hashes): "tenant", "shared" (all), "none"
     phases: Phases | None = None  # the schedule of every engine in mode rra
 
     def __post_init__(self) -> None:
