@@ -381,7 +381,8 @@ class Client:
         if status != 200 or not isinstance(rows, list):
             return None
         ids = [row.get("id") if isinstance(row, dict) else row for row in rows]
-        return ids if ids and all(isinstance(i, int) for i in ids) else None
+        numbers = [i for i in ids if isinstance(i, int)]
+        return numbers if numbers and len(numbers) == len(ids) else None
 
 
 def prompt_fields(prompt: Prompt, api: str) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]
     served = np.isfinite(r.scheduled_s)
     context = (r.prompt_tokens + r.output_tokens)[served]
     longest = int(context.max(initial=0))
-    steps, series, limits = records.steps, records.series, deployment.limits
+    series, limits = records.series, deployment.limits
+    steps: Any = records.steps
     if steps is not None:
         unit, seqs, kv_blocks = "steps", steps.decode_seqs + steps.prefill_seqs, steps.kv_blocks
         tokens = steps.decode_seqs + steps.prefill_tokens

@@ -92,7 +92,8 @@ def truncate_text(text: str | None) -> str:
 
 def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
     """Return a predictor's rows, each checked; an exception or an invalid result counts as a fault."""
-    n, value = len(queries), None
+    n = len(queries)
+    value: Any = None
     failure: Exception | None = None
 
     def repeat(*_: Any) -> Any:
