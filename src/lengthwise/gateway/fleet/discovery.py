@@ -9,7 +9,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Engine, GatewayConfig
 from lengthwise.gateway.fleet.kubernetes_api import ACCOUNT, KubernetesClient, KubernetesError
 from lengthwise.schema.errors import InputError
@@ -277,22 +278,17 @@ class EndpointDiscovery:
         self._discovery, self._publish, self._rng = config.discovery, publish, rng
         self._by_source: dict[str, tuple[Endpoint, ...]] = {_CONFIGURED: configured_endpoints(config)}
         self._sources = self._make_sources(config)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._running = AsyncExitStack()
 
     async def start(self) -> None:
         """Publish the configured engines and start the sources."""
         self._publish_all()
-        self._tasks = [
-            asyncio.create_task(self._run_source(name, source), name=f"discovery by {name}")
-            for name, source in self._sources.items()
-        ]
+        for name, source in self._sources.items():
+            await self._running.enter_async_context(background(self._run_source(name, source)))
 
     async def stop(self) -> None:
         """Stop the sources."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._running.aclose()
 
     def plan(self, config: GatewayConfig) -> tuple[tuple[Endpoint, ...], dict[str, _Source] | None]:
         """Return the engines and sources of another configuration; None: they stay. Raise InputError if invalid."""
