@@ -201,7 +201,11 @@ def _summary(described: Any) -> str:
 
 
 def _attributes(described: Any) -> dict[str, str]:
+    """Return the meanings of fields: from the docstring, or without any there from comments."""
     text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2]
+    if not text:
+        comments = {name: text for name, text in _comments(described).items() if text}
+        return {name: f"{text[0].upper()}{text[1:]}." for name, text in comments.items()}
     found = {name: " ".join(meaning.split()) for name, meaning in _ATTRIBUTE.findall(text + "\n")}
     return {name: meaning.replace("``", "`").replace("|", "/") for name, meaning in found.items()}
 

@@ -21,24 +21,15 @@ _MAX_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server and how requests are sent to it.
+    """An OpenAI-compatible server and how requests are sent to it."""
 
-    Attributes:
-        url: Up to and with ``/v1``.
-        max_tokens: Limit of an output, at which it is censored; None: the server's own.
-        temperature: None: the server's own.
-        api_key: Sent as a bearer token.
-        timeout_s: Of one request.
-        retries: Further attempts if the server is busy or gone.
-    """
-
-    url: str
+    url: str  # up to and with ``/v1``
     model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    api_key: str | None = field(default=None, repr=False)
-    timeout_s: float = 600.0
-    retries: int = 4
+    max_tokens: int | None = None  # limit of an output, at which it is censored; None: the server's own
+    temperature: float | None = None  # None: the server's own
+    api_key: str | None = field(default=None, repr=False)  # sent as a bearer token
+    timeout_s: float = 600.0  # of one request
+    retries: int = 4  # further attempts if the server is busy or gone
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -66,20 +57,10 @@ def collect(
 ) -> Collected:
     """Append the server's outputs of all prompts to a JSONL file as they arrive.
 
-    Prompts that the file has for this model already are not sent again, so that an interrupted collection continues; an
-    incomplete last line is dropped.
-
-    Args:
-        prompts: Repeated ones are sent once.
-        out: The file; ``predict.read`` reads it.
-        endpoint: The server.
-        concurrency: Concurrent requests.
-        pause: Sleeps before another attempt.
-        report: Called with the number of outputs so far.
-
-    Raises:
-        InputError: Concurrency is below 1.
-        OutputError: The file cannot be written, or is no collection.
+    Repeated prompts, and those that the file has for this model already, are not sent again, so that an interrupted
+    collection continues; an incomplete last line is dropped. ``predict.read`` reads the file. ``pause`` sleeps before
+    another attempt; ``report`` is called with the number of outputs so far. Raises InputError for a concurrency below
+    1, and OutputError where the file cannot be written or is no collection.
     """
     if concurrency < 1:
         raise InputError(f"concurrency must be at least 1; it is {concurrency}")
@@ -117,10 +98,8 @@ def collect(
 def _submit(prompt: str, endpoint: Endpoint, pause: Callable[[float], None]) -> dict[str, Any] | str:
     """Return the row of a prompt, or why there is none."""
     body: dict[str, Any] = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}]}
-    if endpoint.max_tokens is not None:
-        body["max_tokens"] = endpoint.max_tokens
-    if endpoint.temperature is not None:
-        body["temperature"] = endpoint.temperature
+    limits = {"max_tokens": endpoint.max_tokens, "temperature": endpoint.temperature}
+    body |= {name: value for name, value in limits.items() if value is not None}
     headers = {"Content-Type": "application/json"}
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"

@@ -17,19 +17,13 @@ from lengthwise.schema.errors import InputError
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 PORT = 8000
-DRAIN_S = 120
-"""Seconds of a stopping pod for its running requests."""
-LEAVE_S = 10
-"""Seconds until a stopping pod is out of the Service's endpoints."""
-LOAD_S = 3600
-"""Seconds that downloading, loading and compiling may take."""
+DRAIN_S = 120  # seconds of a stopping pod for its running requests
+LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
+LOAD_S = 3600  # seconds that downloading, loading and compiling may take
 HOME = "/home/vllm"
-USER = 2000
-"""The image's own user, of group 0."""
-
+USER = 2000  # the image's own user, of group 0
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
-_NOT_NVIDIA = ("CPU", "MI")
-"""Prefixes of the names of devices that are not NVIDIA GPUs."""
+_NOT_NVIDIA = ("CPU", "MI")  # prefixes of the names of devices that are not NVIDIA GPUs
 
 
 def kubernetes_manifest(
@@ -37,20 +31,26 @@ def kubernetes_manifest(
 ) -> str:
     """Return the YAML of a StatefulSet with vLLM, its Services and its disruption budget.
 
-    Args:
-        deployment: The simulated one.
-        name: Of the resources: lower-case letters, digits and hyphens, at most 48.
-        model: The checkpoint; None: the catalog's.
-        image: The container's image.
-        token_secret: A Secret with a Hugging Face token under ``token``; None: none.
-
-    Raises:
-        InputError: The name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
+    The ``name`` of the resources has lower-case letters, digits and hyphens, at most 48. ``model`` is the checkpoint;
+    None: the catalog's. ``token_secret`` names a Secret with a Hugging Face token under ``token``. Raises InputError
+    where the name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
     """
     import yaml
 
-    launch = vllm_launch(deployment, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own address
-    _check(deployment, name, launch)
+    d, launch = deployment, vllm_launch(deployment, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"name must be lower-case letters, digits and hyphens, from a letter on, at most 48; it is {name!r}"
+        )
+    if not is_nvidia(d):
+        raise InputError(f"a manifest asks for NVIDIA GPUs; {d.gpu.name} is none. Run the scripts instead")
+    if not fits_node(d):
+        raise InputError(
+            f"a pod must fit a node: a replica of {replica_gpus(d)} GPUs does not fit the {d.node.gpus} of "
+            f"{d.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
+        )
+    if PLACEHOLDER in launch.command:
+        raise InputError(f"a manifest names its checkpoint, and none is known for {d.model.name}; give model")
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
     service = {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
     headless = {"clusterIP": "None", "publishNotReadyAddresses": False, **copy.deepcopy(service)}
@@ -72,35 +72,8 @@ def kubernetes_manifest(
             ("policy/v1", "PodDisruptionBudget", name, budget),
         )
     ]
-    text = yaml.safe_dump_all(resources, sort_keys=False, explicit_start=True, width=100)
-    return f"{_head(deployment, launch)}\n{text}"
-
-
-def is_nvidia(deployment: Deployment) -> bool:
-    """Return whether the deployment has GPUs for the image and ``nvidia.com/gpu``."""
-    return not deployment.gpu.name.startswith(_NOT_NVIDIA)
-
-
-def _check(d: Deployment, name: str, launch: Launch) -> None:
-    if not _NAME.fullmatch(name):
-        raise InputError(
-            f"name must be lower-case letters, digits and hyphens, from a letter on, at most 48; it is {name!r}"
-        )
-    if not is_nvidia(d):
-        raise InputError(f"a manifest asks for NVIDIA GPUs; {d.gpu.name} is none. Run the scripts instead")
-    if not fits_node(d):
-        raise InputError(
-            f"a pod must fit a node: a replica of {replica_gpus(d)} GPUs does not fit the {d.node.gpus} of "
-            f"{d.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
-        )
-    if PLACEHOLDER in launch.command:
-        raise InputError(f"a manifest names its checkpoint, and none is known for {d.model.name}; give model")
-
-
-def _head(d: Deployment, launch: Launch) -> str:
-    """Return the comments: content, nodes, and notes."""
     label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
-    parts = (
+    remarks = (
         f"{d.name}, {d.parallel.replicas} x {replica_gpus(d)} GPUs, served with vLLM.",
         (
             f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
@@ -112,10 +85,39 @@ def _head(d: Deployment, launch: Launch) -> str:
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
         *launch.notes,
     )
-    return "\n#\n".join(comment(text) for text in parts)
+    text = yaml.safe_dump_all(resources, sort_keys=False, explicit_start=True, width=100)
+    return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{text}"
+
+
+def is_nvidia(deployment: Deployment) -> bool:
+    """Return whether the deployment has GPUs for the image and ``nvidia.com/gpu``."""
+    return not deployment.gpu.name.startswith(_NOT_NVIDIA)
 
 
 def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
+    health = {"path": "/health", "port": "http"}
+    environment: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
+    if token_secret is not None:
+        token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
+        environment.append({"name": "HF_TOKEN", "valueFrom": token})
+    container = {
+        "name": "vllm",
+        "image": image,
+        "command": ["vllm", "serve"],
+        "args": [*launch.command[2:], "--shutdown-timeout", str(DRAIN_S)],
+        "env": environment,
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "resources": {"limits": {"nvidia.com/gpu": replica_gpus(d)}},
+        "startupProbe": {"httpGet": dict(health), "periodSeconds": 10, "failureThreshold": LOAD_S // 10},
+        "readinessProbe": {"httpGet": dict(health), "periodSeconds": 5, "failureThreshold": 2},
+        "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
+            {"name": "cache", "mountPath": f"{HOME}/.cache"},
+        ],
+    }
     return {
         "automountServiceAccountToken": False,
         # The container leaves the endpoints, then drains, then has a little time to exit.
@@ -127,40 +129,9 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) ->
             "fsGroup": 0,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(d, launch, image, token_secret)],
+        "containers": [container],
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
             {"name": "cache", "emptyDir": {}},
-        ],
-    }
-
-
-def _container(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
-    health = {"httpGet": {"path": "/health", "port": "http"}}
-    environment: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
-    if token_secret is not None:
-        token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
-        environment.append({"name": "HF_TOKEN", "valueFrom": token})
-    return {
-        "name": "vllm",
-        "image": image,
-        "command": ["vllm", "serve"],
-        "args": [*launch.command[2:], "--shutdown-timeout", str(DRAIN_S)],
-        "env": environment,
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "resources": {"limits": {"nvidia.com/gpu": replica_gpus(d)}},
-        "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": LOAD_S // 10},
-        "readinessProbe": {"httpGet": dict(health["httpGet"]), "periodSeconds": 5, "failureThreshold": 2},
-        "livenessProbe": {
-            "httpGet": dict(health["httpGet"]),
-            "periodSeconds": 10,
-            "timeoutSeconds": 10,
-            "failureThreshold": 6,
-        },
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
-            {"name": "cache", "mountPath": f"{HOME}/.cache"},
         ],
     }

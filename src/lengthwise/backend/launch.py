@@ -13,23 +13,16 @@ from typing import Any
 
 from lengthwise.policy import PREDICTED, resolve
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import ModelSpec, dtype_name
 
 DEVICES = ("cuda", "cpu")
-PLACEHOLDER = "$MODEL"
-"""Stands in a command for a checkpoint that is not in the catalog."""
+PLACEHOLDER = "$MODEL"  # stands in a command for a checkpoint that is not in the catalog
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line.
-
-    Attributes:
-        command: Program and arguments, unquoted.
-        environment: Variables to set.
-        notes: Differences between the real program and the simulation, a sentence or two each.
-    """
+    """A command line, unquoted; ``notes`` are differences between the real program and the simulation."""
 
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
@@ -54,12 +47,7 @@ def visible_gpus(deployment: Deployment, replica: int) -> str:
 
 
 def environment_of(deployment: Deployment, device: str, replica: int) -> dict[str, str]:
-    """Return the variable that selects the replica's GPUs.
-
-    Raises:
-        UnknownNameError: There is no such device.
-        InputError: There is no such replica.
-    """
+    """Return the variable that selects the replica's GPUs; raise InputError if there is no such device or replica."""
     if device not in DEVICES:
         raise UnknownNameError("device", device, DEVICES)
     if not 0 <= replica < deployment.parallel.replicas:
@@ -83,7 +71,6 @@ def flags(pairs: dict[str, Any]) -> tuple[str, ...]:
 def is_overridden(deployment: Deployment) -> bool:
     """Return whether the number of KV blocks was given rather than planned."""
     from lengthwise import cost
-    from lengthwise.schema.errors import DoesNotFitError
 
     d = deployment
     try:
@@ -93,6 +80,15 @@ def is_overridden(deployment: Deployment) -> bool:
     return planned.num_blocks != d.kv.num_blocks
 
 
+def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
+    """Return the engine's name of the KV cache's dtype; None: as the weights, or not among ``names``."""
+    if d.limits.kv_dtype is None:
+        return None
+    wanted = dtype_name(d.limits.kv_dtype)
+    same = wanted == dtype_name(d.limits.weight_dtype or d.model.dtype)
+    return None if same and wanted in PLAIN else names.get(wanted)
+
+
 def kv_tokens(deployment: Deployment) -> int:
     """Return the tokens that the KV cache of a replica holds."""
     return deployment.kv.num_blocks * deployment.kv.block_size
@@ -100,12 +96,11 @@ def kv_tokens(deployment: Deployment) -> int:
 
 def resident_bound(deployment: Deployment) -> int:
     """Return the limit of resident sequences; reserving the maximum for each lowers it."""
-    limit = deployment.limits.max_num_seqs
+    limit, longest = deployment.limits.max_num_seqs, deployment.max_model_len
     memory, kv = policy_name(deployment.scheduler.memory), deployment.kv
-    if memory == "reserve_max":
-        limit = min(limit, kv.num_blocks // -(-deployment.max_model_len // kv.block_size))
-    elif memory == "vidur_reserve_max":
-        limit = min(limit, kv.num_blocks // max(1, deployment.max_model_len // kv.block_size))
+    if memory in ("reserve_max", "vidur_reserve_max"):
+        blocks = -(-longest // kv.block_size) if memory == "reserve_max" else max(1, longest // kv.block_size)
+        limit = min(limit, kv.num_blocks // blocks)
     return max(1, limit)
 
 
@@ -132,29 +127,16 @@ _CHECKPOINTS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The loaded checkpoint.
+    """The loaded checkpoint, with remarks for the user."""
 
-    Attributes:
-        model: A Hugging Face id, a folder, or PLACEHOLDER.
-        dtype: For ``--dtype``; None: the checkpoint's.
-        quantization: For ``--quantization``; None: the checkpoint's.
-        notes: Remarks for the user.
-    """
-
-    model: str
-    dtype: str | None
-    quantization: str | None
+    model: str  # a Hugging Face id, a folder, or PLACEHOLDER
+    dtype: str | None  # for ``--dtype``; None: the checkpoint's
+    quantization: str | None  # for ``--quantization``; None: the checkpoint's
     notes: tuple[str, ...]
 
 
 def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]) -> Checkpoint:
-    """Return the simulated checkpoint, or the given one.
-
-    Args:
-        deployment: The simulated one.
-        given: A checkpoint to load instead, with its own quantisation.
-        online: Quantisation methods that the engine applies to 16-bit weights while loading, by dtype.
-    """
+    """Return the simulated or the given checkpoint; ``online``: how the engine quantises 16-bit weights, by dtype."""
     wanted = dtype_name(deployment.limits.weight_dtype or deployment.model.dtype)
     published = dtype_name(deployment.model.dtype)
     known, notes = (given, ()) if given else published_checkpoint(deployment.model)
@@ -176,13 +158,10 @@ def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]
 
 
 def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
-    """Return where a model's weights are, as far as the catalog knows, and remarks.
-
-    Of checkpoints of equal shapes an instruct model is preferred: engines refuse chats with a base model, which has no
-    chat template.
-    """
+    """Return where a model's weights are, as far as the catalog knows, and remarks."""
     if ids := [alias for alias in model.metadata.aliases if alias.count("/") == 1]:
-        ids.sort(key=lambda one: not _INSTRUCT_MODEL.search(one))  # stable: else as the catalog has them
+        # Engines refuse chats with a base model, which has no chat template; the sort is stable.
+        ids.sort(key=lambda one: not _INSTRUCT_MODEL.search(one))
         others = f" Its siblings have the same shapes: {', '.join(ids[1:])}." if ids[1:] else ""
         return ids[0], (f"{ids[0]} is loaded; another checkpoint of these shapes runs as fast.{others}",)
     if model.metadata.source.endswith("config.json") and "://" not in model.metadata.source:
@@ -192,15 +171,17 @@ def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
     return PLACEHOLDER, (f"No published weights of {model.name} are known{source}: set MODEL.",)
 
 
+_BY_REMAINING = (
+    "Requests went by the predicted output that remained: send the prediction, in tokens, as the field `priority`; it "
+    "cannot change once a request is sent."
+)
 ORDERED_BY_PRIORITY = {
     "priority": "Requests went by their class: send it as the field `priority`, smaller first.",
     "sjf": "Requests went by predicted output: send it, in tokens, as the field `priority`.",
-    "srtf": "Requests went by the predicted output that remained: send the prediction, in tokens, as the "
-    "field `priority`; it cannot change once a request is sent.",
+    "srtf": _BY_REMAINING,
     "gittins": "Requests went by the Gittins index of their predicted length: send it, in tokens, as the field "
     "`priority`; it cannot change once a request is sent.",
-    "longest_remaining": "Requests went by the predicted output that remained: send the prediction, in "
-    "tokens, as the field `priority`; it cannot change once a request is sent.",
+    "longest_remaining": _BY_REMAINING,
     "ljf": "Requests went by predicted output, longest first: send it negated as the field `priority`.",
     "shortest_prompt": "Requests went by prompt length: send it, in tokens, as the field `priority`.",
 }
@@ -208,43 +189,17 @@ ORDERED_BY_PRIORITY = {
 
 ARRIVAL = ("fcfs", "fcfs_evicted_first")
 
-_MEMORIES = {
-    "reserve_max": "Memory for the longest sequence was reserved for each request. No engine does so; as many "
-    "sequences are let in ({bound}), and their memory is paged.",
-    "vidur_reserve_max": "Memory for the longest sequence was reserved for each request. No engine does so; as "
-    "many sequences are let in ({bound}), and their memory is paged.",
-    "predicted_peak": "Requests were admitted by the predicted peak of KV tokens; the engine admits by what is "
-    "free now and evicts later.",
-}
 _PAGED = ("paged", "paged_by_chunk", "paged_strict")
-_ROUTERS = {
-    "round_robin": "round_robin",
-    "random": "random",
-    "power_of_two": "power_of_two",
-    "least_outstanding": "power_of_two",
-    "least_waiting": "power_of_two",
-    "least_tokens": "power_of_two",
-    "central": "power_of_two",
-}
 
 
 def router_policy(deployment: Deployment) -> str:
     """Return the policy of vLLM's router that is nearest to the simulated one."""
-    return _ROUTERS.get(policy_name(deployment.scheduler.router), "power_of_two")
+    name = policy_name(deployment.scheduler.router)
+    return name if name in ("round_robin", "random") else "power_of_two"
 
 
-def shared_notes(deployment: Deployment) -> tuple[str, ...]:
-    """Return the differences that all engines share: memory, eviction, steps, replicas, clients, caches."""
-    return (
-        *_memory_notes(deployment),
-        *_scheduling_notes(deployment),
-        *_step_notes(deployment),
-        *_cluster_notes(deployment),
-        "Prefix caching was not simulated and is turned off; turning it on can only help.",
-    )
-
-
-def _memory_notes(d: Deployment) -> Iterator[str]:
+def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one note after the other
+    """Yield the differences that all engines share: memory, eviction, steps, replicas, clients, caches."""
     if is_overridden(d):
         yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) a replica."
     else:
@@ -254,12 +209,18 @@ def _memory_notes(d: Deployment) -> Iterator[str]:
             "starts and logs them. Compare the two."
         )
     memory = policy_name(d.scheduler.memory)
-    if memory not in _PAGED:
-        text = _MEMORIES.get(memory, f"Memory policy {memory} has no counterpart; the engine pages on demand.")
-        yield text.format(bound=resident_bound(d))
-
-
-def _scheduling_notes(d: Deployment) -> Iterator[str]:
+    if memory in ("reserve_max", "vidur_reserve_max"):
+        yield (
+            "Memory for the longest sequence was reserved for each request. No engine does so; as many sequences are "
+            f"let in ({resident_bound(d)}), and their memory is paged."
+        )
+    elif memory == "predicted_peak":
+        yield (
+            "Requests were admitted by the predicted peak of KV tokens; the engine admits by what is free now and "
+            "evicts later."
+        )
+    elif memory not in _PAGED:
+        yield f"Memory policy {memory} has no counterpart; the engine pages on demand."
     rank = resolve("rank", d.scheduler.rank)
     if rank.uses(*PREDICTED):
         updates = " Predictions updated as tokens come cannot reach a request that the engine holds."
@@ -286,9 +247,6 @@ def _scheduling_notes(d: Deployment) -> Iterator[str]:
             f"Requests that had waited {d.scheduler.max_wait_s:g} s were scheduled before all others. An engine's "
             "priority cannot change once a request is with it: keep the bound where the queue is, in a gateway."
         )
-
-
-def _step_notes(d: Deployment) -> Iterator[str]:
     if d.scheduler.preemption_mode == "swap":
         yield "An evicted request's KV cache was swapped to the host; the engine computes it again."
     limit = d.limits.max_step_seqs
@@ -302,9 +260,6 @@ def _step_notes(d: Deployment) -> Iterator[str]:
             f"Prompts stayed whole: the step's token budget is raised from {d.limits.max_num_batched_tokens} to "
             f"{step_tokens(d)}, the longest request."
         )
-
-
-def _cluster_notes(d: Deployment) -> Iterator[str]:
     if d.parallel.replicas > 1:
         name, nearest = policy_name(d.scheduler.router), router_policy(d)
         end = "" if name == nearest else f"; {nearest} stands nearest in vLLM's router"
@@ -320,6 +275,7 @@ def _cluster_notes(d: Deployment) -> Iterator[str]:
             f"Clients gave up after {d.limits.timeout_s:g} s: set this in the client; the engine drops a request "
             "whose connection closes."
         )
+    yield "Prefix caching was not simulated and is turned off; turning it on can only help."
 
 
 WIDTH = 100
@@ -354,13 +310,7 @@ def exports(environment: Mapping[str, str]) -> str:
 
 
 def invocation(command: tuple[str, ...], replaced: Mapping[str, str], indent: str = "") -> str:
-    """Return a command, quoted, one line for each flag.
-
-    Args:
-        command: Its words.
-        replaced: Shell text instead of the word that follows this one.
-        indent: Before every line.
-    """
+    """Return a command, quoted, one line for each flag; ``replaced`` has shell text for the word that follows a key."""
     lines: list[str] = []
     previous = ""
     for word in command:

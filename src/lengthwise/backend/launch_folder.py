@@ -33,13 +33,10 @@ from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
 
-PORT = 8000
-"""The port for requests: of the only replica, or of the router before several."""
+PORT = 8000  # the port for requests: of the only replica, or of the router before several
 ENCODE_PORT, DECODE_PORT = PORT + 100, PORT + 200
-ENCODE_CHANNEL, DECODE_CHANNEL = 5600, 5700
-"""First ports of the side channels of KV transfers."""
-MAX_REQUESTS = 1000
-"""Default number of requests of a load test."""
+ENCODE_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
+MAX_REQUESTS = 1000  # default number of requests of a load test
 TRACE, PLAN = "trace.jsonl", "PLAN.json"
 _STOP = """stop() {
   trap - INT TERM
@@ -116,15 +113,7 @@ def load_test_script(launch: Launch, model: str) -> str:
 
 
 def readme(deployment: Deployment, name: str, claim: str, sent: Launch, *, manifest: bool) -> str:
-    """Return the text of README.md.
-
-    Args:
-        deployment: The chosen one.
-        name: Of the configuration.
-        claim: The result of the simulation.
-        sent: The load test.
-        manifest: Whether there is a kubernetes.yaml.
-    """
+    """Return the text of README.md; ``sent`` is the load test, ``manifest`` whether there is a kubernetes.yaml."""
     d = deployment
     vllm, sglang = vllm_launch(d).notes, sglang_launch(d).notes
     both = [note for note in vllm if note in sglang]
@@ -171,32 +160,20 @@ def load_test(
     trace: str,
     rate_rps: float,
     num_requests: int = MAX_REQUESTS,
-    model: str | None = None,
-    served_name: str | None = None,
     base_url: str = "http://127.0.0.1:8000",
 ) -> Launch:
     """Return the command that replays a trace of the workload and measures TTFT, TPOT, ITL and latency.
 
-    Args:
-        deployment: The served one; its model gives the tokenizer.
-        workload: The simulated requests, at ``rate_rps``.
-        trace: File that ``write_trace`` wrote from the same workload.
-        rate_rps: Recorded in the result.
-        num_requests: Requests to send at most, the first ones.
-        model: The served checkpoint; None: the catalog's.
-        served_name: Its name in requests; None: the model's in the catalog.
-        base_url: Address of the server, or of the router before its replicas.
-
-    Raises:
-        InputError: ``num_requests`` is below 1.
+    ``write_trace`` wrote the trace from the same workload, of which at most the first ``num_requests`` are sent (1 at
+    least, or InputError is raised). ``base_url`` is that of the server, or of the router before its replicas.
     """
     count = _count(workload, num_requests)
     pairs = {
         "--backend": "openai",
         "--base-url": base_url,
         "--endpoint": "/v1/completions",
-        "--model": model or published_checkpoint(deployment.model)[0],
-        "--served-model-name": served_name or deployment.model.name,
+        "--model": published_checkpoint(deployment.model)[0],
+        "--served-model-name": deployment.model.name,
         "--dataset-name": "timed_trace",
         "--dataset-path": trace,
         # Each request has one chunk of its own, as long as the longest prompt, so that no two share a prefix.
@@ -230,21 +207,14 @@ def load_test(
 
 
 def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
-    """Write the first requests as JSON lines for ``load_test``: seconds, prompt and output tokens.
-
-    Raises:
-        InputError: ``num_requests`` is below 1.
-        OutputError: The file cannot be written.
-    """
+    """Write the first requests as JSON lines for ``load_test``: seconds, prompt, output tokens; raise OutputError."""
     count = _count(workload, num_requests)
-    columns = (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)
-    lines = [
-        json.dumps(
-            {"timestamp": round(at_s, 6), "input_length": prompt, "output_length": output, "hash_ids": [i]}
-        )
-        for i, (at_s, prompt, output) in enumerate(zip(*(column[:count].tolist() for column in columns), strict=True))
-    ]  # fmt: skip
-    write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+    columns = [c[:count].tolist() for c in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)]
+    rows = [
+        {"timestamp": round(at_s, 6), "input_length": prompt, "output_length": output, "hash_ids": [i]}
+        for i, (at_s, prompt, output) in enumerate(zip(*columns, strict=True))
+    ]
+    write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
 def _count(workload: Workload, num_requests: int) -> int:
@@ -268,17 +238,8 @@ def write_launch(
     It has scripts for vLLM and SGLang, a router before several replicas, Kubernetes resources if a pod can hold a
     replica, a load test with its trace, the scenario, and a README with the steps.
 
-    Args:
-        folder: Created if absent; its parent must exist.
-        deployment: The chosen one.
-        name: Of the configuration, for headings and for Kubernetes.
-        scenario_text: The scenario, copied as it is.
-        workload: The simulated requests, at ``rate_rps``.
-        rate_rps: Requests a second of the claim.
-        claim: The result of the simulation, in a sentence.
-
-    Raises:
-        OutputError: A file cannot be written.
+    The folder's parent must exist. The ``claim`` is the result of the simulation, in a sentence. Raises OutputError
+    where a file cannot be written.
     """
     d = deployment
     options: dict[str, Any] = {"port": _first_port(d), "device": _device(d)}
@@ -298,11 +259,7 @@ def write_launch(
     sent = load_test(d, workload, trace=TRACE, rate_rps=rate_rps)
     texts["load-test.sh"] = load_test_script(sent, _model_of(command))
     texts["README.md"] = readme(d, name, claim, sent, manifest=has_manifest)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}. Choose another place") from error
-    files = write_texts(folder, texts)
+    files = write_texts(folder, texts, parents=False)
     write_trace(folder / TRACE, workload)
     return [*files, folder / TRACE]
 
@@ -317,16 +274,12 @@ def dns_name(name: str) -> str:
     return (plain if plain[:1].isalpha() else f"engine-{plain}")[:48].strip("-")
 
 
-def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write files into a folder, which is created if absent, each atomically; return their paths.
-
-    Raises:
-        OutputError: One cannot be written.
-    """
+def write_texts(folder: Path, texts: Mapping[str, str], *, parents: bool = True) -> list[Path]:
+    """Write files into a folder, which is created if absent, each atomically; return their paths. Raise OutputError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
+        raise OutputError(f"cannot make the folder {folder}: {error.strerror}. Choose another place") from error
     for name, text in texts.items():
         write_whole(folder / name, text.encode())
         (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
@@ -341,20 +294,13 @@ def require_new(folder: Path, *, force: bool) -> None:
 
 @dataclass(frozen=True)
 class ScheduledEngines:
-    """The engines of an ExeGPT schedule.
-
-    Attributes:
-        title: The schedule in words.
-        encode: The engine that runs the prefill; of phases the one that does all.
-        decode: The engine that decodes; None: the same.
-        pairs: Number of such pairs.
-        phases: Settings of the scheduler inside vLLM; empty if it cannot keep the phases.
-    """
+    """The engines of an ExeGPT schedule, whose ``title`` tells it in words."""
 
     title: str
-    encode: Deployment
-    decode: Deployment | None = None
-    pairs: int = 1
+    encode: Deployment  # the engine that runs the prefill; of phases the one that does all
+    decode: Deployment | None = None  # the engine that decodes; None: the same
+    pairs: int = 1  # number of such pairs
+    # settings of the scheduler inside vLLM; empty if it cannot keep the phases
     phases: Mapping[str, Any] = field(default_factory=dict)
 
 

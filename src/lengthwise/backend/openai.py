@@ -40,8 +40,7 @@ _PROMPT_IDS = (301, 302, 303, 304, 305, 306, 307)
 _PROBE_TOKENS = 3
 _METRICS_PREFIXES = {"vllm:": "vllm", "sglang:": "sglang", "llamacpp:": "llama.cpp", "tgi_": "tgi"}
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
-_INVALID = "neither"
-"""A value that a server which knows the field must refuse."""
+_INVALID = "neither"  # a value that a server which knows the field must refuse
 
 
 def aiohttp_module() -> Any:
@@ -96,119 +95,12 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-async def tokenize(client: Client, text: str, form: str | None = None, model: str | None = None) -> list[int] | None:
-    """Return the token ids of a text without those that begin a prompt; None if the server does not report them.
-
-    ``form`` and ``model`` override the client's: "vllm", "llama.cpp" or "tgi", by the fields of ``/tokenize``.
-    """
-    form = client.capabilities.tokenizer if form is None else form
-    fields: dict[str, Any]
-    match form:
-        case "vllm":
-            fields = {"model": model or client.capabilities.model, "prompt": text, "add_special_tokens": False}
-        case "llama.cpp":
-            fields = {"content": text, "add_special": False}
-        case "tgi":
-            fields = {"inputs": text, "add_special_tokens": False}
-        case _:
-            return None
-    try:
-        status, body = await client.fetch("POST", f"{client.server.root}/tokenize", fields)
-    except RequestError:
-        return None
-    rows = body.get("tokens") if isinstance(body, dict) else body
-    if status != 200 or not isinstance(rows, list):
-        return None
-    ids = [row.get("id") if isinstance(row, dict) else row for row in rows]
-    numbers = [i for i in ids if isinstance(i, int)]
-    return numbers if numbers and len(numbers) == len(ids) else None
-
-
-async def probe(client: Client) -> Abilities:
-    """Return the server's capabilities; see ``Client.probe``."""
-    found = await identify(client)
-    reasons = []
-    for api in (COMPLETIONS, CHAT):
-        client.capabilities = Abilities(model=found.model, api=api)
-        try:
-            await _stream(client, {})
-            break
-        except RequestError as error:
-            reasons.append(f"{api}: {error}")
-    else:
-        raise InputError(f"{client.server.shown} completes no prompt of {found.model!r}: {'; '.join(reasons)}")
-    client.capabilities = found = replace(found, api=api)
-    usage = await _reports_usage(client)
-    usage_each = usage and await _reports_each(
-        client, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    )
-    ids_each = token_ids = False
-    if api == COMPLETIONS:
-        ids_each = await _reports_each(client, {"return_token_ids": True})
-        with contextlib.suppress(RequestError):
-            _, counted = await client.send({"model": found.model, "max_tokens": 1, "prompt": list(_PROMPT_IDS)})
-            token_ids = counted is not None and counted.prompt_tokens == len(_PROMPT_IDS)
-    ignore_eos = await _knows(client, {"ignore_eos": True}, {"ignore_eos": _INVALID})
-    min_tokens = await _knows(client, {"min_tokens": _PROBE_TOKENS}, {"min_tokens": _INVALID})
-    tokenizer = ""
-    for form in ("vllm", "llama.cpp", "tgi"):
-        if await tokenize(client, _SAMPLE, form, found.model):
-            tokenizer = form
-            break
-    return replace(
-        found,
-        usage=usage,
-        usage_each=usage_each,
-        ids_each=ids_each,
-        token_ids=token_ids,
-        ignore_eos=ignore_eos,
-        min_tokens=min_tokens,
-        tokenizer=tokenizer,
-    )
-
-
-async def identify(client: Client) -> Abilities:
-    """Return engine, version and models of the server; see ``Client.identify``."""
-    shown = client.server.shown
-    try:
-        status, kind, body = await client.answer("GET", f"{client.server.root}/v1/models")
-    except RequestError as error:
-        if error.reason == "refused":
-            raise InputError(f"no server listens at {shown}; is it up?") from error
-        raise InputError(f"no server answers at {shown}: {error}; start it, or check the address") from error
-    if status in {401, 403}:
-        raise InputError(f"{shown} refuses the API key (http {status}); give the right one")
-    rows = body.get("data") if status == 200 and isinstance(body, dict) else None
-    entries = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    names = tuple(str(row["id"]) for row in entries if "id" in row)
-    model = client.server.model or (names[0] if names else "")
-    if not model:
-        raise InputError(
-            f"{shown} lists no models (/v1/models: http {status}, {error_summary(body, kind)}); check that it is an "
-            "OpenAI-compatible server, or name the model to ask for"
-        )
-    if names and model not in names:
-        raise InputError(f"{shown} has no model {model!r}; it lists {', '.join(names[:8])}")
-    entry = next((row for row in entries if row.get("id") == model), {})
-    longest = entry.get("max_model_len")
-    metrics = await _get(client, "/metrics")
-    engine, version = await _engine(client, entry, metrics)
-    return Abilities(
-        engine=engine,
-        version=version,
-        models=names,
-        model=model,
-        max_model_len=longest if isinstance(longest, int) else None,
-        metrics=isinstance(metrics, str) and "# TYPE" in metrics,
-    )
-
-
 async def _engine(client: Client, entry: dict[str, Any], metrics: Any) -> tuple[str, str]:
     """Return engine and version, from the places where each kind reports them."""
     kind = _OWNERS.get(str(entry.get("owned_by", "")).lower(), "")
     if not kind and isinstance(metrics, str):
         kind = next((name for prefix, name in _METRICS_PREFIXES.items() if f"\n{prefix}" in f"\n{metrics}"), "")
-    body = await _get(client, "/version")
+    body = await client.fetch_if_ok("/version")
     version = str(body["version"]) if isinstance(body, dict) and "version" in body else ""
     if version and not kind:
         kind = "vllm"
@@ -220,18 +112,10 @@ async def _engine(client: Client, entry: dict[str, Any], metrics: Any) -> tuple[
     ):
         if version or kind not in {"", name}:
             continue
-        body = await _get(client, path)
+        body = await client.fetch_if_ok(path)
         if isinstance(body, dict) and isinstance(body.get(key), str):
             kind, version = name, body[key]
     return kind, version
-
-
-async def _get(client: Client, path: str) -> Any:
-    try:
-        status, body = await client.fetch("GET", f"{client.server.root}{path}")
-    except RequestError:
-        return None
-    return body if status == 200 else None
 
 
 async def _stream(client: Client, fields: dict[str, Any]) -> list[Piece]:
@@ -244,22 +128,19 @@ async def _stream(client: Client, fields: dict[str, Any]) -> list[Piece]:
 
 async def _reports_usage(client: Client) -> bool:
     """Return whether a stream ends in token counts."""
-    try:
+    with contextlib.suppress(RequestError):
         chunks = await _stream(client, {"stream_options": {"include_usage": True}})
-    except RequestError:
-        return False
-    last = next((chunk.usage for chunk in reversed(chunks) if chunk.usage is not None), None)
-    return last is not None and 0 < last.output_tokens <= _PROBE_TOKENS and last.prompt_tokens > 0
+        last = next((chunk.usage for chunk in reversed(chunks) if chunk.usage is not None), None)
+        return last is not None and 0 < last.output_tokens <= _PROBE_TOKENS and last.prompt_tokens > 0
+    return False
 
 
 async def _reports_each(client: Client, fields: dict[str, Any]) -> bool:
     """Return whether every chunk of output has a token count."""
-    try:
-        chunks = await _stream(client, fields)
-    except RequestError:
-        return False
-    counts = [chunk.tokens for chunk in chunks if chunk.is_output or chunk.text]
-    return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _PROBE_TOKENS
+    with contextlib.suppress(RequestError):
+        counts = [chunk.tokens for chunk in await _stream(client, fields) if chunk.is_output or chunk.text]
+        return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _PROBE_TOKENS
+    return False
 
 
 async def _knows(client: Client, valid: dict[str, Any], invalid: dict[str, Any]) -> bool | None:
@@ -279,19 +160,11 @@ async def _knows(client: Client, valid: dict[str, Any], invalid: dict[str, Any])
 _DRAIN_S = 0.5
 _PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
 Prompt = str | Sequence[int]
-IDLE_S = 2.0
-"""Below the keep-alive time of servers (uvicorn: 5 s), so that no connection closes while it is being reused."""
+IDLE_S = 2.0  # below servers' keep-alive (uvicorn: 5 s), so that none closes a connection in reuse
 
 
 class Client:
-    """Connections to a server, one for each running request: no request waits for another.
-
-    Use as an async context manager. Needs aiohttp (extra ``bench``).
-
-    Args:
-        server: The server.
-        capabilities: The result of ``probe``, if it is known already.
-    """
+    """Connections to a server, one for each running request; an async context manager. Needs aiohttp."""
 
     def __init__(self, server: Server, capabilities: Abilities | None = None) -> None:
         self.server = server
@@ -326,30 +199,81 @@ class Client:
         await self._session.close()
 
     async def probe(self) -> Abilities:
-        """Find the server's capabilities by requests, use them for further requests, and return them.
-
-        Raises:
-            InputError: The server does not answer, refuses the key, or completes no prompt.
-        """
-        self.capabilities = await probe(self)
+        """Find, use and return the server's capabilities by requests; raise InputError if it completes no prompt."""
+        found = await self.identify()
+        reasons = []
+        for api in (COMPLETIONS, CHAT):
+            self.capabilities = Abilities(model=found.model, api=api)
+            try:
+                await _stream(self, {})
+                break
+            except RequestError as error:
+                reasons.append(f"{api}: {error}")
+        else:
+            raise InputError(f"{self.server.shown} completes no prompt of {found.model!r}: {'; '.join(reasons)}")
+        self.capabilities = found = replace(found, api=api)
+        usage, token_ids, tokenizer = await _reports_usage(self), False, ""
+        each = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        if api == COMPLETIONS:
+            with contextlib.suppress(RequestError):
+                _, counted = await self.send({"model": found.model, "max_tokens": 1, "prompt": list(_PROMPT_IDS)})
+                token_ids = counted is not None and counted.prompt_tokens == len(_PROMPT_IDS)
+        for form in ("vllm", "llama.cpp", "tgi"):
+            if await self.tokenize(_SAMPLE, form):
+                tokenizer = form
+                break
+        self.capabilities = replace(
+            found,
+            usage=usage,
+            usage_each=usage and await _reports_each(self, each),
+            ids_each=api == COMPLETIONS and await _reports_each(self, {"return_token_ids": True}),
+            token_ids=token_ids,
+            ignore_eos=await _knows(self, {"ignore_eos": True}, {"ignore_eos": _INVALID}),
+            min_tokens=await _knows(self, {"min_tokens": _PROBE_TOKENS}, {"min_tokens": _INVALID}),
+            tokenizer=tokenizer,
+        )
         return self.capabilities
 
     async def identify(self) -> Abilities:
-        """Return engine, version and models, as the server reports them, without generating anything.
-
-        Raises:
-            InputError: The server does not answer, refuses the key, or lists no models.
-        """
-        return await identify(self)
+        """Return engine, version and models without generating; raise InputError if the server does not list them."""
+        shown = self.server.shown
+        try:
+            status, kind, body = await self.answer("GET", f"{self.server.root}/v1/models")
+        except RequestError as error:
+            if error.reason == "refused":
+                raise InputError(f"no server listens at {shown}; is it up?") from error
+            raise InputError(f"no server answers at {shown}: {error}; start it, or check the address") from error
+        if status in {401, 403}:
+            raise InputError(f"{shown} refuses the API key (http {status}); give the right one")
+        rows = body.get("data") if status == 200 and isinstance(body, dict) else None
+        entries = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        names = tuple(str(row["id"]) for row in entries if "id" in row)
+        model = self.server.model or (names[0] if names else "")
+        if not model:
+            raise InputError(
+                f"{shown} lists no models (/v1/models: http {status}, {error_summary(body, kind)}); check that it is "
+                "an OpenAI-compatible server, or name the model to ask for"
+            )
+        if names and model not in names:
+            raise InputError(f"{shown} has no model {model!r}; it lists {', '.join(names[:8])}")
+        entry = next((row for row in entries if row.get("id") == model), {})
+        longest = entry.get("max_model_len")
+        metrics = await self.fetch_if_ok("/metrics")
+        engine, version = await _engine(self, entry, metrics)
+        return Abilities(
+            engine=engine,
+            version=version,
+            models=names,
+            model=model,
+            max_model_len=longest if isinstance(longest, int) else None,
+            metrics=isinstance(metrics, str) and "# TYPE" in metrics,
+        )
 
     def body(self, prompt: Prompt, max_tokens: int, *, exact: bool = True, priority: int | None = None) -> bytes:
         """Return the body of a streaming request with all token counts that the server can report.
 
-        Args:
-            prompt: Text, or token ids if ``capabilities.token_ids``.
-            max_tokens: Longest output.
-            exact: Request exactly so many tokens, by the fields that the server knows.
-            priority: Smaller is scheduled first; None: not sent.
+        The prompt is text, or token ids if ``capabilities.token_ids``. ``exact`` requests exactly ``max_tokens``, by
+        the fields that the server knows. A smaller ``priority`` is scheduled first.
         """
         able = self.capabilities
         fields: dict[str, Any] = {"model": able.model, "max_tokens": max_tokens, "stream": True}
@@ -378,14 +302,9 @@ class Client:
     ) -> AsyncGenerator[Piece, None]:
         """Yield the chunks of an answer as they arrive; the last ones have usage and finish reason.
 
-        Args:
-            body: Of ``body``, or own fields.
-            sent: Called with the time (``perf_counter``) at which the request's headers were sent.
-            usage_each: Whether every chunk has the token counts so far; None: as probed.
-            api: "completions" or "chat"; None: as probed.
-
-        Raises:
-            RequestError: The request failed; earlier chunks have been yielded.
+        ``sent`` is called with the time (``perf_counter``) at which the request's headers were sent. ``usage_each``:
+        every chunk has the token counts so far; None: as probed, as for ``api``. Raise RequestError if the request
+        fails; earlier chunks have been yielded.
         """
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         url = f"{self.server.root}{_PATHS[api or self.capabilities.api]}"
@@ -426,6 +345,13 @@ class Client:
         status, _, body = await self.answer(method, url, fields)
         return status, body
 
+    async def fetch_if_ok(self, path: str) -> Any:
+        """Return the body at a path as ``fetch`` does; None without a response of status 200."""
+        with contextlib.suppress(RequestError):
+            status, body = await self.fetch("GET", self.server.root + path)
+            return body if status == 200 else None
+        return None
+
     async def answer(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
         """Return status, content type and body of a request, as ``fetch``."""
         data = None if fields is None else json.dumps(fields).encode()
@@ -437,9 +363,26 @@ class Client:
         except ValueError:
             return answer.status, answer.content_type, text
 
-    async def tokenize(self, text: str) -> list[int] | None:
-        """Return the token ids of a text by the server's tokenizer; None if the server has no ``/tokenize``."""
-        return await tokenize(self, text)
+    async def tokenize(self, text: str, form: str | None = None) -> list[int] | None:
+        """Return a text's token ids, without those that begin a prompt, by a form of ``/tokenize``; None: unknown."""
+        forms: dict[str, dict[str, Any]] = {
+            "vllm": {"model": self.capabilities.model, "prompt": text, "add_special_tokens": False},
+            "llama.cpp": {"content": text, "add_special": False},
+            "tgi": {"inputs": text, "add_special_tokens": False},
+        }
+        fields = forms.get(self.capabilities.tokenizer if form is None else form)
+        if fields is None:
+            return None
+        try:
+            status, body = await self.fetch("POST", f"{self.server.root}/tokenize", fields)
+        except RequestError:
+            return None
+        rows = body.get("tokens") if isinstance(body, dict) else body
+        if status != 200 or not isinstance(rows, list):
+            return None
+        ids = [row.get("id") if isinstance(row, dict) else row for row in rows]
+        numbers = [i for i in ids if isinstance(i, int)]
+        return numbers if numbers and len(numbers) == len(ids) else None
 
 
 def prompt_fields(prompt: Prompt, api: str) -> dict[str, Any]:

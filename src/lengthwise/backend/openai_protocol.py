@@ -14,13 +14,10 @@ COMPLETIONS, CHAT = "completions", "chat"
 
 
 class RequestError(LengthwiseError):
-    """A failed request.
+    """A failed request, with the message of the server or the system, and its Retry-After or None.
 
-    Attributes:
-        reason: One of a few texts: "refused", "reset", "closed early", "no connection", "timed out", "stalled",
-            "http 503", "server error" (inside the stream), "malformed".
-        detail: Message of the server or the system.
-        retry_after_s: Retry-After of the server; None without one.
+    The reason is "refused", "reset", "closed early", "no connection", "timed out", "stalled", "http 503", "server
+    error" (inside the stream) or "malformed".
     """
 
     def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:
@@ -30,24 +27,15 @@ class RequestError(LengthwiseError):
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI-compatible server and how requests are sent to it.
+    """An OpenAI-compatible server and how requests are sent to it."""
 
-    Attributes:
-        url: Its address, with or without ``/v1`` at the end.
-        model: None: the first that it lists.
-        api_key: Sent as a bearer token; never shown.
-        connect_s: Time limit of a connection.
-        stall_s: Longest time without a byte of an answer, the wait for the first included.
-        timeout_s: Time limit of a complete request.
-        body: Additional fields of every request, such as ``{"temperature": 0}``.
-    """
-
-    url: str
-    model: str | None = None
-    api_key: str | None = field(default=None, repr=False)
+    url: str  # its address, with or without ``/v1`` at the end
+    model: str | None = None  # None: the first that it lists
+    api_key: str | None = field(default=None, repr=False)  # sent as a bearer token; never shown
     connect_s: float = 10.0
-    stall_s: float = 120.0
-    timeout_s: float = 900.0
+    stall_s: float = 120.0  # longest time without a byte of an answer, the wait for the first included
+    timeout_s: float = 900.0  # time limit of a complete request
+    # additional fields of every request, such as ``{"temperature": 0}``
     body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,39 +62,23 @@ class Server:
 
 @dataclass(frozen=True)
 class Abilities:
-    """The capabilities of a server.
+    """The capabilities of a server; "" and None where they are unknown."""
 
-    Attributes:
-        engine: "vllm", "sglang", "llama.cpp", "tgi", "transformers"; "" if unknown.
-        version: "" if unknown.
-        models: Names that it lists.
-        max_model_len: Longest prompt and output together; None if unknown.
-        api: "completions", or "chat" if only that works.
-        token_ids: Whether a prompt may be token ids.
-        usage: Whether a stream ends in token counts.
-        usage_each: Whether every chunk has token counts.
-        ids_each: Whether every chunk has its token ids.
-        ignore_eos: Whether the end of text can be ignored; None: the field is accepted with unknown effect.
-        min_tokens: The same for the shortest output.
-        tokenizer: Form of ``/tokenize``: "vllm", "llama.cpp", "tgi" or "".
-        own_defaults: Whether it may fill in penalties or a token limit that a request leaves out; None: unknown.
-    """
-
-    engine: str = ""
+    engine: str = ""  # "vllm", "sglang", "llama.cpp", "tgi" or "transformers"
     version: str = ""
     models: tuple[str, ...] = ()
     model: str = ""
-    max_model_len: int | None = None
-    api: str = COMPLETIONS
-    token_ids: bool = False
-    usage: bool = False
-    usage_each: bool = False
-    ids_each: bool = False
-    ignore_eos: bool | None = False
-    min_tokens: bool | None = False
-    tokenizer: str = ""
+    max_model_len: int | None = None  # longest prompt and output together
+    api: str = COMPLETIONS  # "completions", or "chat" if only that works
+    token_ids: bool = False  # whether a prompt may be token ids
+    usage: bool = False  # whether a stream ends in token counts
+    usage_each: bool = False  # whether every chunk has token counts
+    ids_each: bool = False  # whether every chunk has its token ids
+    ignore_eos: bool | None = False  # whether the end can be ignored; None: accepted with unknown effect
+    min_tokens: bool | None = False  # the same for the shortest output
+    tokenizer: str = ""  # form of ``/tokenize``: "vllm", "llama.cpp" or "tgi"
     metrics: bool = False
-    own_defaults: bool | None = None
+    own_defaults: bool | None = None  # whether it may fill in penalties or a token limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,27 +91,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of an answer.
+    """A chunk of an answer."""
 
-    Attributes:
-        at_s: When its bytes had been read, on the clock of ``time.perf_counter``.
-        text: May be empty while a character is incomplete.
-        tokens: Tokens that it adds; 0 if unknown: a chunk can hold many.
-        is_output: Whether it is part of the output, not only a role, a usage or an end.
-        usage: Counts so far; the last one is the answer's.
-        finish_reason: "stop", "length", ..., with the last chunk.
-        token_ids: Tokens that it adds; () if unknown.
-        prompt_ids: Tokens of the prompt, with the first chunk; () if unknown.
-    """
-
-    at_s: float
-    text: str
-    tokens: int
-    is_output: bool
-    usage: Usage | None = None
-    finish_reason: str | None = None
-    token_ids: tuple[int, ...] = ()
-    prompt_ids: tuple[int, ...] = ()
+    at_s: float  # when its bytes had been read, on the clock of ``time.perf_counter``
+    text: str  # may be empty while a character is incomplete
+    tokens: int  # tokens that it adds; 0 if unknown: a chunk can hold many
+    is_output: bool  # whether it is part of the output, not only a role, a usage or an end
+    usage: Usage | None = None  # counts so far; the last one is the answer's
+    finish_reason: str | None = None  # "stop", "length", ..., with the last chunk
+    token_ids: tuple[int, ...] = ()  # tokens that it adds; () if unknown
+    prompt_ids: tuple[int, ...] = ()  # tokens of the prompt, with the first chunk; () if unknown
 
 
 MAX_BYTES = 1 << 24
@@ -159,25 +120,16 @@ class SseReader:
     """Parses server-sent events, each as soon as its blank line has arrived.
 
     By the HTML standard: lines end in LF, CR LF or CR; a line that begins with a colon is a comment; several data lines
-    are one text; invalid UTF-8 is replaced; an event that the end of the stream cuts off is dropped.
-
-    Args:
-        max_bytes: Limit of a line, and of the data of an event.
+    are one text; invalid UTF-8 is replaced; an event that the end of the stream cuts off is dropped. ``max_bytes`` is
+    the limit of a line, and of the data of an event.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._rest = bytearray()
-        self._after_cr = False
-        self._started = False
-        self._data: list[str] = []
-        self._size = 0
-        self._type = self._id = ""
         self._max_bytes = max_bytes
-
-    @property
-    def unfinished(self) -> bool:
-        """Return whether bytes of an incomplete event have arrived."""
-        return bool(self._rest or self._data)
+        self._rest = bytearray()
+        self._after_cr = self._started = False
+        self._data: list[str] = []
+        self._size, self._type, self._id = 0, "", ""
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that these bytes complete; raise ValueError for an event beyond the limit."""
@@ -216,14 +168,7 @@ _SHOWN, _PAGE = 200, 80
 
 
 class PieceReader:
-    """Parses the chunks of one answer, of completions or chat.
-
-    Args:
-        usage_each: Whether every chunk has the token counts so far; else only the last one has.
-
-    Attributes:
-        done: Whether the stream has ended.
-    """
+    """Parses the chunks of one answer until it is ``done``; ``usage_each``: every chunk has token counts so far."""
 
     def __init__(self, *, usage_each: bool) -> None:
         self.done = False
@@ -294,8 +239,7 @@ def usage_of(body: dict[str, Any]) -> Usage | None:
     usage = body.get("usage")
     if not usage:
         return None
-    prompt, output = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-    prompt, output = prompt or 0, output or 0
+    prompt, output = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     if not all(isinstance(n, int) and n >= 0 for n in (prompt, output)):
         raise RequestError("malformed", f"usage must be whole numbers from 0; it is {usage!r}"[:_SHOWN])
     return Usage(prompt, output)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lengthwise.backend import _process_keeper
 from lengthwise.schema.errors import EngineError, InputError, OutputError
@@ -24,50 +25,41 @@ READY_S = 300.0
 GRACE_S = 20.0
 LAST_LINES = 25
 _POLL_INTERVAL_S = 0.2
-_CHILDREN_S = 2.0
-"""How long the children of an ended engine may outlive it before they are killed."""
-_PORTS = range(15_000, 32_768)
-"""Below the ephemeral ports (Linux from 32,768 on, others from 49,152)."""
+_CHILDREN_S = 2.0  # how long the children of an ended engine may outlive it before they are killed
+_PORTS = range(15_000, 32_768)  # below the ephemeral ports (Linux from 32,768 on, others from 49,152)
 _next_port = itertools.count(os.getpid() * 101)
 
 
 def is_taken(host: str, port: int) -> bool:
     """Return whether a program listens at the port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+    with socket.socket() as listener, contextlib.suppress(OSError):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError:
-            return True
-    return False
+        listener.bind((host, port))
+        return False
+    return True
 
 
 def is_ready(host: str, port: int) -> bool:
     """Return whether one of the health paths answers with 200."""
     for path in HEALTH:
-        connection = http.client.HTTPConnection(host, port, timeout=PROBE_S)
-        try:
+        with (
+            contextlib.closing(http.client.HTTPConnection(host, port, timeout=PROBE_S)) as connection,
+            contextlib.suppress(OSError, http.client.HTTPException),
+        ):
             connection.request("GET", path)
             if connection.getresponse().status == http.HTTPStatus.OK:
                 return True
-        except (OSError, http.client.HTTPException):
-            pass
-        finally:
-            connection.close()
     return False
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """A ready engine: its address without a path, its process (which leads an own group), its log, and its start time.
+    """A ready engine."""
 
-    ``ready_after_s`` counts from the start of the process.
-    """
-
-    url: str
-    process: subprocess.Popen[bytes]
+    url: str  # without a path
+    process: subprocess.Popen[bytes]  # leads an own group
     log_path: Path
-    ready_after_s: float
+    ready_after_s: float  # since the start of the process
 
     @property
     def is_alive(self) -> bool:
@@ -99,16 +91,8 @@ def local_engine(
     (autogroups), and a client beside an engine of another session can be starved for seconds. If this process dies,
     even by SIGKILL, a keeper process ends the group.
 
-    Args:
-        command: Program and arguments; it must listen at ``host`` and ``port``.
-        port: Where it listens.
-        log_path: Overwritten with its output.
-        env: Variables on top of this process' own.
-        host: Where it listens.
-        ready_s: Longest time until it is ready.
-        grace_s: Longest time until it exits after SIGTERM, before it is killed.
-        now: A clock in seconds.
-        pause: Sleeps.
+    The command must listen at ``host`` and ``port``; ``env`` has variables on top of this process' own. The engine must
+    be ready within ``ready_s``, and is killed ``grace_s`` after SIGTERM. ``now`` is a clock, ``pause`` sleeps.
 
     Raises:
         InputError: There is no such program.
@@ -122,16 +106,11 @@ def local_engine(
         log = log_path.open("wb")
     except OSError as error:
         raise OutputError(f"cannot write the engine's log {log_path}: {error.strerror}") from error
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+    options |= {"env": {**os.environ, **(env or {})}, "process_group": 0}
     with log:
         try:
-            process = subprocess.Popen(  # noqa: S603 - the purpose is to run the given command
-                list(command),
-                env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
+            process = subprocess.Popen(list(command), **options)  # noqa: S603 - the purpose is to run it
         except OSError as error:
             raise InputError(f"the engine's program must be there: {command[0]}: {error.strerror}") from error
     with _ended_with_this_process(process, grace_s):
@@ -173,13 +152,10 @@ def stop(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a free port, another one at each call.
+    """Return a free port, another one at each call; raise OutputError if there is none.
 
     It is outside the ephemeral range: the system could give such a port to another program until the engine listens,
     and engines use some themselves while they start.
-
-    Raises:
-        OutputError: There is none.
     """
     for _ in _PORTS:
         port = _PORTS[next(_next_port) % len(_PORTS)]

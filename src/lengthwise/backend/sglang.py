@@ -7,24 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lengthwise.backend.launch import (
-    ARRIVAL,
-    ORDERED_BY_PRIORITY,
-    PLAIN,
-    Launch,
-    checkpoint,
-    cuts_prompts,
-    environment_of,
-    fits_node,
-    flags,
-    is_overridden,
-    kv_tokens,
-    policy_name,
-    replica_gpus,
-    resident_bound,
-    shared_notes,
-    step_tokens,
-)
+from lengthwise.backend import launch
+from lengthwise.backend.launch import Launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.specs import dtype_name
 
@@ -48,107 +32,71 @@ def sglang_launch(
     device: str = "cuda",
     replica: int = 0,
 ) -> Launch:
-    """Return the command that serves one replica with stock SGLang as nearly as simulated as possible.
-
-    Args:
-        deployment: The simulated one.
-        model: A Hugging Face id or a folder; None: the catalog's, or ``$MODEL``.
-        served_name: The model's name in requests; None: that of the catalog.
-        host: Address to listen at.
-        port: Port of this replica.
-        device: "cuda", or "cpu".
-        replica: Selects the GPUs of its node.
-
-    Raises:
-        UnknownNameError: There is no such device.
-        InputError: There is no such replica.
-    """
+    """Return the command that serves one replica with stock SGLang as nearly as simulated; see ``vllm_launch``."""
     deployment.require_one_side("a launch command")
-    weights = checkpoint(deployment, model, ONLINE)
-    environment = environment_of(deployment, device, replica)
+    d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
+    by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
+    chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
+    # SGLang counts the memory of weights and cache, not the peak as vLLM does.
+    static_bytes = d.kv.weight_bytes + d.kv.num_blocks * d.kv.kv_bytes_per_block
     pairs = {
         "--model-path": weights.model,
-        "--served-model-name": served_name or deployment.model.name,
+        "--served-model-name": served_name or d.model.name,
         "--host": host,
         "--port": port,
         "--device": device,
-        "--tp-size": deployment.parallel.tp,
-        "--pp-size": deployment.parallel.pp,
-        "--nnodes": None if fits_node(deployment) else -(-replica_gpus(deployment) // deployment.node.gpus),
+        "--tp-size": d.parallel.tp,
+        "--pp-size": d.parallel.pp,
+        "--nnodes": None if launch.fits_node(d) else -(-launch.replica_gpus(d) // d.node.gpus),
         "--dtype": weights.dtype,
         "--quantization": weights.quantization,
-        "--kv-cache-dtype": _kv_dtype(deployment),
-        **_limits(deployment),
-        **_scheduling(deployment),
-    }
-    notes = (*weights.notes, *_notes(deployment), *shared_notes(deployment))
-    return Launch(("python3", "-m", "sglang.launch_server", *flags(pairs)), environment, notes)
-
-
-def _kv_dtype(d: Deployment) -> str | None:
-    if d.limits.kv_dtype is None:
-        return None
-    wanted = dtype_name(d.limits.kv_dtype)
-    same = wanted == dtype_name(d.limits.weight_dtype or d.model.dtype)
-    return None if same and wanted in PLAIN else _KV_DTYPES.get(wanted)
-
-
-def _limits(d: Deployment) -> dict[str, object]:
-    """Return the limits; SGLang counts the memory of weights and cache, not the peak as vLLM does."""
-    static_bytes = d.kv.weight_bytes + d.kv.num_blocks * d.kv.kv_bytes_per_block
-    return {
+        "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES),
         "--context-length": d.max_model_len,
-        "--max-running-requests": resident_bound(d),
-        "--page-size": d.limits.block_size,
+        "--max-running-requests": launch.resident_bound(d),
+        "--page-size": page,
         "--mem-fraction-static": f"{min(static_bytes / d.gpu.memory_bytes, 1.0):.3f}",
-        "--max-total-tokens": kv_tokens(d) if is_overridden(d) else None,
+        "--max-total-tokens": launch.kv_tokens(d) if launch.is_overridden(d) else None,
         "--disable-radix-cache": True,
-    }
-
-
-def _scheduling(d: Deployment) -> dict[str, object]:
-    rank = policy_name(d.scheduler.rank)
-    by_priority, page = rank in ORDERED_BY_PRIORITY, d.limits.block_size
-    chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
-    return {
-        "--chunked-prefill-size": chunk_tokens if cuts_prompts(d) else -1,
-        "--enable-mixed-chunk": cuts_prompts(d),
-        "--max-prefill-tokens": step_tokens(d),
+        "--chunked-prefill-size": chunk_tokens if launch.cuts_prompts(d) else -1,
+        "--enable-mixed-chunk": launch.cuts_prompts(d),
+        "--max-prefill-tokens": launch.step_tokens(d),
         "--schedule-policy": "fcfs",
         "--enable-priority-scheduling": by_priority,
         "--schedule-low-priority-values-first": by_priority,
         "--retraction-policy": "priority" if by_priority else None,
     }
+    notes = (*weights.notes, *_notes(d), *launch.shared_notes(d))
+    command = ("python3", "-m", "sglang.launch_server", *launch.flags(pairs))
+    return Launch(command, launch.environment_of(d, device, replica), notes)
 
 
 def _notes(d: Deployment) -> Iterator[str]:
-    rank = policy_name(d.scheduler.rank)
-    if rank in ORDERED_BY_PRIORITY:
+    rank = launch.policy_name(d.scheduler.rank)
+    if rank in launch.ORDERED_BY_PRIORITY:
         yield (
-            f"{ORDERED_BY_PRIORITY[rank]} SGLang also lets a waiting request evict running ones whose priority "
+            f"{launch.ORDERED_BY_PRIORITY[rank]} SGLang also lets a waiting request evict running ones whose priority "
             "is worse by 10 or more."
         )
-    elif rank not in ARRIVAL:
+    elif rank not in launch.ARRIVAL:
         yield f"Requests went by {rank}; SGLang takes them as they come, or by a `priority` that they carry."
-    batching = policy_name(d.scheduler.batching)
-    if not cuts_prompts(d) and batching != "prefill_first":
-        yield _BATCHINGS.get(
-            batching, f"Steps were formed by {batching}; SGLang runs whole prompts in steps of their own."
-        )
+    batching = launch.policy_name(d.scheduler.batching)
+    if not launch.cuts_prompts(d) and batching != "prefill_first":
+        other = f"Steps were formed by {batching}; SGLang runs whole prompts in steps of their own."
+        yield _BATCHINGS.get(batching, other)
     if d.limits.kv_dtype is not None:
         dtype = dtype_name(d.limits.kv_dtype)
         if dtype not in _KV_DTYPES and dtype != dtype_name(d.limits.weight_dtype or d.model.dtype):
             yield f"SGLang has no KV cache of {dtype}; it takes the weights' dtype."
-    if not fits_node(d):
+    if not launch.fits_node(d):
         yield "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
     yield (
-        f"Requests were admitted by memory policy {policy_name(d.scheduler.memory)} with a watermark of "
+        f"Requests were admitted by memory policy {launch.policy_name(d.scheduler.memory)} with a watermark of "
         f"{d.limits.watermark:g}; SGLang admits by its running estimate of the output still to come "
         "(--schedule-conservativeness)."
     )
     yield (
-        f"When memory ran out, {policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, if "
-        "requests have one, else those with the shortest output so far."
+        f"When memory ran out, {launch.policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, "
+        "if requests have one, else those with the shortest output so far."
     )
     yield (
         "--mem-fraction-static is the simulated share of weights and KV cache; SGLang's own need beside it may ask for "

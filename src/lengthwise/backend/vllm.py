@@ -11,31 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lengthwise.backend.launch import (
-    ARRIVAL,
-    ORDERED_BY_PRIORITY,
-    PLAIN,
-    Launch,
-    checkpoint,
-    cuts_prompts,
-    environment_of,
-    fits_node,
-    flags,
-    is_overridden,
-    kv_tokens,
-    policy_name,
-    replica_gpus,
-    resident_bound,
-    shared_notes,
-    step_tokens,
-)
+from lengthwise.backend import launch
+from lengthwise.backend.launch import Launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.specs import GIB, dtype_name
 
 ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
-BLOCK_MULTIPLE = {"cuda": 16, "cpu": 32}
-"""Factor of the block sizes of vLLM's attention kernels, tokens."""
-
+BLOCK_MULTIPLE = {"cuda": 16, "cpu": 32}  # factor of the block sizes of vLLM's attention kernels, tokens
 _KV_DTYPES = {
     "float16": "float16",
     "bfloat16": "bfloat16",
@@ -67,22 +49,13 @@ def vllm_launch(
 ) -> Launch:
     """Return the command that serves one replica with stock vLLM as nearly as simulated as possible.
 
-    Args:
-        deployment: The simulated one.
-        model: A Hugging Face id or a folder; None: the catalog's, or ``$MODEL``.
-        served_name: The model's name in requests; None: that of the catalog.
-        host: Address to listen at.
-        port: Port of this replica.
-        device: "cuda", or "cpu" to try the command without a GPU (not its speed).
-        replica: Selects the GPUs of its node.
-
-    Raises:
-        UnknownNameError: There is no such device.
-        InputError: There is no such replica.
+    ``model`` is a Hugging Face id or a folder (None: the catalog's, or ``$MODEL``), ``served_name`` its name in
+    requests (None: that of the catalog). ``device`` "cpu" tries the command without a GPU, not its speed. ``replica``
+    selects the GPUs of its node. Raises InputError for another device or replica.
     """
     deployment.require_one_side("a launch command")
-    d, weights = deployment, checkpoint(deployment, model, ONLINE)
-    environment = environment_of(deployment, device, replica)
+    d, weights = deployment, launch.checkpoint(deployment, model, ONLINE)
+    environment, block = launch.environment_of(deployment, device, replica), _block_size(d, device)
     if device == "cpu":
         cache_gib = math.ceil(d.kv.num_blocks * d.kv.kv_bytes_per_block / GIB)
         environment = {"VLLM_CPU_KVCACHE_SPACE": str(max(1, cache_gib))}
@@ -92,38 +65,28 @@ def vllm_launch(
         "--port": port,
         "--tensor-parallel-size": d.parallel.tp,
         "--pipeline-parallel-size": d.parallel.pp,
-        "--nnodes": None if fits_node(d) else math.ceil(replica_gpus(d) / d.node.gpus),
+        "--nnodes": None if launch.fits_node(d) else math.ceil(launch.replica_gpus(d) / d.node.gpus),
         "--dtype": weights.dtype if device == "cuda" else "float32",  # 16 bits are emulated on most CPUs
         "--quantization": weights.quantization if device == "cuda" else None,
-        "--kv-cache-dtype": _kv_dtype(d) if device == "cuda" else None,
-        **_limits(deployment, device),
-        **_scheduling(deployment),
-    }
-    notes = (*weights.notes, *_notes(deployment, device), *shared_notes(deployment))
-    return Launch(("vllm", "serve", weights.model, *flags(pairs)), environment, notes)
-
-
-def _kv_dtype(d: Deployment) -> str | None:
-    if d.limits.kv_dtype is None:
-        return None
-    wanted = dtype_name(d.limits.kv_dtype)
-    same = wanted == dtype_name(d.limits.weight_dtype or d.model.dtype)
-    return None if same and wanted in PLAIN else _KV_DTYPES.get(wanted)
-
-
-def _limits(d: Deployment, device: str) -> dict[str, object]:
-    block = _block_size(d, device)
-    return {
+        "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES) if device == "cuda" else None,
         "--max-model-len": d.max_model_len,
-        "--max-num-seqs": min(resident_bound(d), step_tokens(d)),
-        "--max-num-batched-tokens": step_tokens(d),
+        "--max-num-seqs": min(launch.resident_bound(d), launch.step_tokens(d)),
+        "--max-num-batched-tokens": launch.step_tokens(d),
         "--block-size": block,
         "--gpu-memory-utilization": f"{d.limits.gpu_memory_utilization:g}" if device == "cuda" else None,
-        "--num-gpu-blocks-override": kv_tokens(d) // block if is_overridden(d) else None,
+        "--num-gpu-blocks-override": launch.kv_tokens(d) // block if launch.is_overridden(d) else None,
         "--watermark": f"{d.limits.watermark:g}",
         "--enforce-eager": device == "cpu",
         "--no-enable-prefix-caching": True,
+        "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
+        "--no-enable-chunked-prefill": not launch.cuts_prompts(d),
     }
+    notes = (*weights.notes, *_notes(deployment, device), *launch.shared_notes(deployment))
+    return Launch(("vllm", "serve", weights.model, *launch.flags(pairs)), environment, notes)
+
+
+def _by_priority(d: Deployment) -> bool:
+    return launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
 
 
 def _block_size(d: Deployment, device: str) -> int:
@@ -131,31 +94,22 @@ def _block_size(d: Deployment, device: str) -> int:
     return -(-d.limits.block_size // multiple) * multiple
 
 
-def _scheduling(d: Deployment) -> dict[str, object]:
-    by_priority = policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
-    return {
-        "--scheduling-policy": "priority" if by_priority else "fcfs",
-        "--no-enable-chunked-prefill": not cuts_prompts(d),
-    }
-
-
 def _notes(d: Deployment, device: str) -> Iterator[str]:
-    rank, by_priority = policy_name(d.scheduler.rank), policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
+    rank, by_priority = launch.policy_name(d.scheduler.rank), _by_priority(d)
     if by_priority:
-        yield f"{ORDERED_BY_PRIORITY[rank]} vLLM then also evicts by it, the largest first."
-    elif rank not in ARRIVAL:
+        yield f"{launch.ORDERED_BY_PRIORITY[rank]} vLLM then also evicts by it, the largest first."
+    elif rank not in launch.ARRIVAL:
         yield f"Requests went by {rank}; vLLM takes them as they come, or by a `priority` that they carry."
-    victim = policy_name(d.scheduler.victim)
+    victim = launch.policy_name(d.scheduler.victim)
     if victim != ("lowest_priority" if by_priority else "latest_admitted"):
         evicts = "the largest priority, the latest arrival among equals" if by_priority else "who was admitted last"
         yield f"When memory ran out, {victim} said who leaves; vLLM evicts {evicts}."
-    batching = policy_name(d.scheduler.batching)
-    if not cuts_prompts(d):
-        yield _BATCHINGS.get(
-            batching, f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
-        )
-    if resident_bound(d) > step_tokens(d):
-        yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {step_tokens(d)}."
+    if not launch.cuts_prompts(d):
+        batching = launch.policy_name(d.scheduler.batching)
+        other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
+        yield _BATCHINGS.get(batching, other)
+    if launch.resident_bound(d) > launch.step_tokens(d):
+        yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {launch.step_tokens(d)}."
     if (block := _block_size(d, device)) != d.limits.block_size:
         yield (
             f"Blocks of {d.limits.block_size} tokens were simulated; vLLM's attention takes multiples of "
@@ -163,7 +117,7 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
         )
     if d.limits.kv_dtype is not None and dtype_name(d.limits.kv_dtype) not in _KV_DTYPES:
         yield f"vLLM has no KV cache of {d.limits.kv_dtype}; it takes the weights' dtype."
-    if not fits_node(d):
+    if not launch.fits_node(d):
         yield "Add --node-rank (0, 1, ...) and --master-addr on each node, and --headless on all but the first."
     if device != "cuda":
         yield "On a CPU the command shows that the engine takes it, not how fast it serves: float32, no graphs."
@@ -191,24 +145,26 @@ SPLIT_NOTES = (
 def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device: str = "cuda") -> Launch:
     """Return the command of a vLLM whose own scheduler keeps phases.
 
-    Args:
-        deployment: One pipeline stage: with several, vLLM runs several batches at once, in its own order.
-        settings: The table of ``--additional-config``: prefill_batch, decode_steps and others.
-        device: "cuda" or "cpu".
+    The deployment has one pipeline stage: with several, vLLM runs several batches at once, in its own order. The
+    settings are the table of ``--additional-config``: prefill_batch, decode_steps and others.
     """
-    plain = vllm_launch(deployment, device=device)
     config = json.dumps({"lengthwise": dict(settings)})
     more = ("--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config)
-    return replace(plain, command=(*plain.command, *more), notes=(PHASES_NOTE, *plain.notes))
+    return _extended(vllm_launch(deployment, device=device), more, (PHASES_NOTE,))
 
 
 def split_launches(encode: Deployment, decode: Deployment, *, device: str = "cuda") -> tuple[Launch, Launch]:
     """Return the commands of a prefill engine and of a decode engine that takes its KV cache."""
-    return _side(encode, "kv_producer", device), _side(decode, "kv_consumer", device)
+    first, second = (
+        _extended(
+            vllm_launch(deployment, device=device),
+            ("--kv-transfer-config", json.dumps({"kv_connector": CONNECTOR, "kv_role": role})),
+            SPLIT_NOTES,
+        )
+        for deployment, role in ((encode, "kv_producer"), (decode, "kv_consumer"))
+    )
+    return first, second
 
 
-def _side(deployment: Deployment, role: str, device: str) -> Launch:
-    plain = vllm_launch(deployment, device=device)
-    config = json.dumps({"kv_connector": CONNECTOR, "kv_role": role})
-    command = (*plain.command, "--kv-transfer-config", config)
-    return replace(plain, command=command, notes=(*SPLIT_NOTES, *plain.notes))
+def _extended(plain: Launch, more: tuple[str, ...], notes: tuple[str, ...]) -> Launch:
+    return replace(plain, command=(*plain.command, *more), notes=(*notes, *plain.notes))

@@ -49,27 +49,17 @@ class Tls:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine behind the gateway.
+    """One engine behind the gateway."""
 
-    Attributes:
-        url: Its address, with or without ``/v1``.
-        name: Name in metrics and on the admin page; "" host and port.
-        api_key: Key that the gateway sends (never a client's own key).
-        in_flight: Fixed limit of requests at the engine, in every mode; None adapts it (no limit where the engine
-            orders).
-        tls: For https with an own authority or a client certificate.
-        probe: Whether one tiny prompt is sent to see whether the engine returns token ids (resuming needs them).
-        generation_defaults: "none": the engine fills in no penalties and no maximum length that a request leaves out
-            (vLLM with ``--generation-config vllm``); "unknown": only requests that state them are preempted.
-    """
-
-    url: str
-    name: str = ""
+    url: str  # its address, with or without ``/v1``
+    name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
-    api_key: str | None = field(default=None, repr=False)
-    in_flight: int | None = None
-    tls: Tls | None = None
-    probe: bool = True
+    api_key: str | None = field(default=None, repr=False)  # sent by the gateway (never a client's own key)
+    in_flight: int | None = None  # fixed limit of requests; None adapts it (no limit where the engine orders)
+    tls: Tls | None = None  # for https with an own authority or a client certificate
+    probe: bool = True  # whether one tiny prompt shows if the engine returns token ids (resuming needs them)
+    # "none": the engine fills in no penalties and no maximum length that a request leaves out (vLLM with
+    # ``--generation-config vllm``); "unknown": only requests that state them are preempted
     generation_defaults: str = "unknown"
 
     def __post_init__(self) -> None:
@@ -86,47 +76,31 @@ class Engine:
 
 @dataclass(frozen=True)
 class Discovery:
-    """Where engines are found besides the listed ones.
+    """Where engines are found besides the listed ones."""
 
-    Attributes:
-        dns: ``host:port``: every address of the name (a headless Service) is an engine.
-        endpoint_slices: ``namespace/service:port``: ready addresses of a Service's EndpointSlices.
-        every_s: Interval of DNS lookups.
-        api_url: Address of the Kubernetes API; None: as a pod finds it.
-        engine: Settings of every engine that is found (its url is not used).
-    """
-
-    dns: str | None = None
-    endpoint_slices: str | None = None
-    every_s: float = 5.0
-    api_url: str | None = None
-    engine: Engine = Engine("http://found")
+    dns: str | None = None  # ``host:port``: every address of the name (a headless Service) is an engine
+    endpoint_slices: str | None = None  # ``namespace/service:port``: ready addresses of a Service
+    every_s: float = 5.0  # interval of DNS lookups
+    api_url: str | None = None  # address of the Kubernetes API; None: as a pod finds it
+    engine: Engine = Engine("http://found")  # settings of every engine that is found (its url is not used)
 
 
-SPLIT = ("waa", "waa-c", "waa-m")
-"""Disaggregated schedules, which admission alone cannot keep: some engines only prefill, the others only decode."""
+SPLIT = ("waa", "waa-c", "waa-m")  # disaggregated: some engines only prefill, the others decode
 
 
 @dataclass(frozen=True)
 class Phases:
-    """A schedule of phases (ExeGPT's RRA), as ``lengthwise schedule`` chooses it; every engine follows its own.
+    """A schedule of phases (ExeGPT's RRA), as ``lengthwise schedule`` chooses it; every engine follows its own."""
 
-    Attributes:
-        prefill_batch: New requests of one prefill, B_E.
-        decode_steps: Decode iterations from one prefill to the next, N_D.
-        decode_batch: Mean number of requests at an engine after a prefill, B_D; None: unknown.
-        mean_prompt_tokens: Mean prompt length; None: unknown.
-        threshold: Prefills are resized so that their prompt tokens stay within this share of the mean, and the decode
-            batch within it of its own mean; None: they are never resized.
-        max_in_flight: Most requests at an engine; None: with a threshold what it lets the decode batch be plus a
-            prefill (whose slots are about to become free), else the engine's own limit.
-    """
-
-    prefill_batch: int
-    decode_steps: int
-    decode_batch: float | None = None
-    mean_prompt_tokens: float | None = None
+    prefill_batch: int  # new requests of one prefill, B_E
+    decode_steps: int  # decode iterations from one prefill to the next, N_D
+    decode_batch: float | None = None  # mean requests at an engine after a prefill, B_D; None: unknown
+    mean_prompt_tokens: float | None = None  # mean prompt length; None: unknown
+    # prefills are resized so that their prompt tokens stay within this share of the mean, and the decode
+    # batch within it of its own mean; None: they are never resized
     threshold: float | None = None
+    # most requests at an engine; None: with a threshold what it lets the decode batch be plus a prefill
+    # (whose slots are about to become free), else the engine's own limit
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
@@ -171,30 +145,18 @@ STATISTICS = ("mean", "median", "p80", "p90")
 
 @dataclass(frozen=True)
 class Order:
-    """The order of requests, and preemption.
-
-    Attributes:
-        rank: Name of a rank policy; None: the mode's own (srtf, isrtf, windowed: "srtf"; others "fcfs").
-        preemption: Name of a victim policy: when a waiting request preempts a running one (isrtf).
-        window_tokens: Generated tokens between two predictions and comparisons (ELIS: 50).
-        max_wait_s: A request that has waited so long in total precedes all that have not, in order of arrival.
-        max_preemptions: Most preemptions of a request.
-        cuts_per_s: Most preemptions of all requests a second.
-        fairness: "vtc": within a priority class the tenant with the least service comes first.
-        bins: Number of bins (mode bins), of equal mass of predicted lengths.
-        batch_wait_s: Longest wait of the first request of a bin for the bin to fill.
-    """
+    """The order of requests, and preemption."""
 
     mode: str = "isrtf"
-    rank: str | None = None
-    preemption: str = "worth(factor=100)"
-    window_tokens: int = 50
-    max_wait_s: float = 60.0
-    max_preemptions: int = 3
-    cuts_per_s: float = 10.0
-    fairness: str = "none"
-    bins: int = 8
-    batch_wait_s: float = 2.0
+    rank: str | None = None  # a rank policy; None: the mode's (srtf, isrtf, windowed: "srtf"; others "fcfs")
+    preemption: str = "worth(factor=100)"  # victim policy: when a waiting request preempts a running one
+    window_tokens: int = 50  # generated tokens between two predictions and comparisons (ELIS: 50)
+    max_wait_s: float = 60.0  # a request that waited so long in total precedes all that have not
+    max_preemptions: int = 3  # most preemptions of a request
+    cuts_per_s: float = 10.0  # most preemptions of all requests a second
+    fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
+    bins: int = 8  # number of bins (mode bins), of equal mass of predicted lengths
+    batch_wait_s: float = 2.0  # longest wait of the first request of a bin for the bin to fill
 
     def __post_init__(self) -> None:
         refuse_split(self.mode)
@@ -207,18 +169,12 @@ class Order:
 
 @dataclass(frozen=True)
 class Admission:
-    """Bounds of the queue.
-
-    Attributes:
-        max_queued_bytes: Bytes of their bodies; above a third of ``Limits.body_budget_bytes`` that binds first.
-        max_predicted_wait_s: A request with a longer predicted wait gets 429 and Retry-After; inf admits all.
-        no_engine_s: How long requests wait without an engine for their model before 503.
-    """
+    """Bounds of the queue."""
 
     max_queued: int = 20_000
-    max_queued_bytes: int = 128 << 20
-    max_predicted_wait_s: float = math.inf
-    no_engine_s: float = 30.0
+    max_queued_bytes: int = 128 << 20  # of bodies; above a third of ``Limits.body_budget_bytes`` that binds
+    max_predicted_wait_s: float = math.inf  # a longer predicted wait gets 429 and Retry-After
+    no_engine_s: float = 30.0  # how long requests wait without an engine for their model before 503
 
     def __post_init__(self) -> None:
         _require_integers(self, 1, "max_queued", "max_queued_bytes")
@@ -227,25 +183,16 @@ class Admission:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How many requests an engine is given, and which engine gets a request.
+    """How many requests an engine is given, and which engine gets a request."""
 
-    Attributes:
-        start: Initial limit of requests at an engine.
-        kv_high: Share of the KV cache in use above which the limit shrinks.
-        adapt_every_s: Least time between two adaptations.
-        affinity: Share of a session's prompt, or of a known prefix, assumed to be cached at its engine; 0: ignored.
-        prefixes: Whose prompts share prefixes (by keyed hashes): one "tenant"'s, "shared": all, "none".
-        phases: The schedule of every engine in mode rra.
-    """
-
-    start: int = 8
+    start: int = 8  # initial limit of requests at an engine
     least: int = 1
     most: int = 512
-    kv_high: float = 0.9
-    adapt_every_s: float = 1.0
-    affinity: float = 0.5
-    prefixes: str = "tenant"
-    phases: Phases | None = None
+    kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
+    adapt_every_s: float = 1.0  # least time between two adaptations
+    affinity: float = 0.5  # share of a session's prompt or known prefix assumed cached there; 0: ignored
+    prefixes: str = "tenant"  # whose prompts share prefixes (keyed hashes): "tenant", "shared" (all), "none"
+    phases: Phases | None = None  # the schedule of every engine in mode rra
 
     def __post_init__(self) -> None:
         require_known("prefixes", self.prefixes, PREFIXES)
@@ -258,23 +205,14 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Forecasting:
-    """Length prediction and its safeguards.
+    """Length prediction and its safeguards."""
 
-    Attributes:
-        predictor: "default" (the shipped one), a file, or "none": all lengths alike.
-        statistic: One of STATISTICS of the predicted distribution, which orders.
-        deadline_s: After this time a request goes on with the prior.
-        inline_below_s: A predictor faster than this per prompt runs in the event loop, others in a process.
-        learn: Whether predictions are corrected by finished lengths (scale by model, conformal).
-        learn_every: Finished requests between two corrections.
-    """
-
-    predictor: str = "default"
-    statistic: str = "mean"
-    deadline_s: float = 0.010
-    inline_below_s: float = 0.0002
-    learn: bool = True
-    learn_every: int = 64
+    predictor: str = "default"  # "default" (the shipped one), a file, or "none": all lengths alike
+    statistic: str = "mean"  # one of STATISTICS of the predicted distribution, which orders
+    deadline_s: float = 0.010  # after this time a request goes on with the prior
+    inline_below_s: float = 0.0002  # a predictor faster than this per prompt runs in the event loop
+    learn: bool = True  # whether predictions are corrected by finished lengths (scale by model, conformal)
+    learn_every: int = 64  # finished requests between two corrections
 
     def __post_init__(self) -> None:
         require_known("statistic", self.statistic, STATISTICS)
@@ -283,25 +221,15 @@ class Forecasting:
 
 @dataclass(frozen=True)
 class Key:
-    """A client's key, stored as its hash.
+    """A client's key, stored as its hash."""
 
-    Attributes:
-        tenant: Name for metrics and fairness.
-        sha256: Hex digest of the key.
-        models: Models that it may use; () all.
-        priority: Class; smaller is earlier.
-        rate_rps: Requests a second in the long run; inf no limit.
-        burst: Requests at once.
-        concurrency: Most requests at the same time, waiting and running; None no limit.
-    """
-
-    tenant: str
-    sha256: str
-    models: tuple[str, ...] = ()
-    priority: int = 0
-    rate_rps: float = math.inf
-    burst: int = 100
-    concurrency: int | None = None
+    tenant: str  # name for metrics and fairness
+    sha256: str  # hex digest of the key
+    models: tuple[str, ...] = ()  # models that it may use; () all
+    priority: int = 0  # class; smaller is earlier
+    rate_rps: float = math.inf  # requests a second in the long run; inf no limit
+    burst: int = 100  # requests at once
+    concurrency: int | None = None  # most requests at the same time, waiting and running; None no limit
 
     def __post_init__(self) -> None:
         _require_integers(self, 1, "concurrency")
@@ -309,14 +237,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of client requests.
-
-    Attributes:
-        body_budget_bytes: Memory of all bodies being read, and of all requests until their response ends (a streamed
-            one: begins): 2 to 10 times the size of the body. One key, or address without keys, gets a quarter.
-        values: List members and object fields of a body, such as token ids of its prompt.
-        idle_s: Keep-alive of an idle connection: longer than that of clients and proxies (60 s), so that they close it.
-    """
+    """Limits of client requests."""
 
     body_bytes: int = 8 << 20
     depth: int = 32
@@ -327,9 +248,11 @@ class Limits:
     connections: int = 10_000
     body_s: float = 30.0
     messages: int = 4096
-    idle_s: float = 75.0
+    idle_s: float = 75.0  # keep-alive of an idle connection: above that of clients and proxies (60 s)
+    # memory of all bodies being read, and of all requests until their response ends (a streamed one: begins):
+    # 2 to 10 times the size of the body. One key, or address without keys, gets a quarter
     body_budget_bytes: int = 512 << 20
-    values: int = 1 << 20
+    values: int = 1 << 20  # list members and object fields of a body, such as token ids of its prompt
 
     def __post_init__(self) -> None:
         _require_integers(self, 1, "body_budget_bytes", "values")
@@ -341,50 +264,31 @@ class Limits:
 
 @dataclass(frozen=True)
 class ResilienceConfig:
-    """Health checks, timeouts and retries of engines.
+    """Health checks, timeouts and retries of engines."""
 
-    Attributes:
-        health_every_s: Interval of health checks.
-        connect_s: Connection timeout.
-        first_byte_s: Timeout of the first byte of a response.
-        stall_s: Longest silence within a response.
-        failures: Failures in a row that open an engine's circuit.
-        open_s: Time until an open circuit is tried again, doubled up to 16 times.
-        retry_share: Most retries as a share of requests (10 at once, 5 of one tenant or address); the first retry of
-            requests in flight at an engine that died is free.
-        drain_s: Time for admitted requests to finish after SIGTERM.
-        answer_bytes: Longest buffered (not streamed) response.
-        leave_s: Time for a replaced or vanished engine to finish its responses.
-    """
-
-    health_every_s: float = 2.0
-    connect_s: float = 5.0
-    first_byte_s: float = 600.0
-    stall_s: float = 60.0
-    failures: int = 5
-    open_s: float = 2.0
+    health_every_s: float = 2.0  # interval of health checks
+    connect_s: float = 5.0  # connection timeout
+    first_byte_s: float = 600.0  # timeout of the first byte of a response
+    stall_s: float = 60.0  # longest silence within a response
+    failures: int = 5  # failures in a row that open an engine's circuit
+    open_s: float = 2.0  # time until an open circuit is tried again, doubled up to 16 times
+    # most retries as a share of requests (10 at once, 5 of one tenant or address); the first retry of
+    # requests in flight at an engine that died is free
     retry_share: float = 0.2
-    drain_s: float = 30.0
-    answer_bytes: int = 64 << 20
-    leave_s: float = 3600.0
+    drain_s: float = 30.0  # time for admitted requests to finish after SIGTERM
+    answer_bytes: int = 64 << 20  # longest buffered (not streamed) response
+    leave_s: float = 3600.0  # time for a replaced or vanished engine to finish its responses
 
 
 @dataclass(frozen=True)
 class Listen:
-    """Where the gateway listens, and what it writes.
+    """Where the gateway listens, and what it writes."""
 
-    Attributes:
-        host: Address of the clients' port.
-        port: For clients: /v1/*, /health, /ready.
-        admin_host: Address of the admin port; local by default.
-        tls: With ``ca`` clients must present a certificate.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    admin_host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # address of the clients' port
+    port: int = 8000  # for clients: /v1/*, /health, /ready
+    admin_host: str = "127.0.0.1"  # address of the admin port; local by default
     admin_port: int | None = 8001
-    tls: Tls | None = None
+    tls: Tls | None = None  # with ``ca`` clients must present a certificate
     proxies: str | None = None
     journal: str | None = None
     trace: str | None = None

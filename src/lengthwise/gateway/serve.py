@@ -8,12 +8,11 @@ import importlib
 import logging
 import signal
 import socket
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from lengthwise.gateway.background import on_thread
 from lengthwise.gateway.config import GatewayConfig, Phases, bind_socket, check_ports
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.replanning import ReplannerFactory
@@ -38,11 +37,8 @@ _STOP_S = 60.0
 def require_extra() -> None:
     """Raise MissingExtraError where the extra ``gateway`` is not installed."""
     try:
-        import aiohttp  # noqa: F401
-        import httptools  # noqa: F401
-        import msgspec  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
+        for name in ("aiohttp", "httptools", "msgspec", "prometheus_client", "uvicorn"):
+            importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError("lengthwise serve", "gateway") from error
 
@@ -50,10 +46,9 @@ def require_extra() -> None:
 class Gateway:
     """A complete gateway as an async context manager that serves while it is entered; InputError where it cannot.
 
-    Args:
-        listeners: Receive the events of every request, besides its own listeners.
-        make_forecaster: Makes another forecaster (for a benchmark, one that knows the lengths).
-        follow: Makes a replanner, so that the schedule of mode rra follows the lengths of the traffic; None: it stays.
+    ``listeners`` receive the events of every request, besides its own. ``make_forecaster`` makes another forecaster
+    (for a benchmark, one that knows the lengths). ``follow`` makes a replanner, so that the schedule of mode rra
+    follows the lengths of the traffic.
     """
 
     def __init__(
@@ -229,23 +224,25 @@ def serve(
     second signal stops the gateway at once. SIGHUP: ``reload`` reads the configuration again; an error is logged, and
     nothing changes. ``ready`` is called with both ports once the gateway listens, then ``started`` is awaited with it.
 
-    Raises:
-        InputError: A port is taken, or the configuration is inconsistent.
-        MissingExtraError: The extra ``gateway`` is not installed.
+    Raises InputError where a port is taken or the configuration is inconsistent, and MissingExtraError.
     """
     require_extra()
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
         loop_factory = importlib.import_module("uvloop").new_event_loop
+
+    async def after_start(gateway: Gateway) -> None:
+        if ready is not None:
+            ready(gateway.port, gateway.admin_port)
+        if started is not None:
+            await started(gateway)
+
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve_until_signal(config, ready, reload, started))
+        runner.run(_serve_until_signal(Gateway(config), after_start, reload))
 
 
-async def _serve_until_signal(  # noqa: C901 - three signals, in the order of their effects
-    config: GatewayConfig,
-    ready: Callable[[int, int | None], None] | None,
-    reload: Callable[[], GatewayConfig] | None,
-    started: Callable[[Gateway], Awaitable[None]] | None,
+async def _serve_until_signal(
+    gateway: Gateway, started: Callable[[Gateway], Awaitable[None]], reload: Callable[[], GatewayConfig] | None
 ) -> None:
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
@@ -268,14 +265,11 @@ async def _serve_until_signal(  # noqa: C901 - three signals, in the order of th
     handlers = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop}
     if hasattr(signal, "SIGHUP"):
         handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(reload_config()))
-    async with Gateway(config) as gateway:
+    async with gateway:
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
-            if ready is not None:
-                ready(gateway.port, gateway.admin_port)
-            if started is not None:
-                await started(gateway)
+            await started(gateway)
             await first.wait()
             drain_s = gateway.config.resilience.drain_s
             _log.info("stopping: %d requests may finish within %g s", gateway.driver.num_requests, drain_s)
@@ -319,40 +313,22 @@ def background_gateway(
 ) -> Iterator[BackgroundGateway]:
     """Run a gateway on a thread until the end of the block, with all of its engines up within ``engines_s``.
 
-    ``listeners`` receive the events of every request, on its thread; ``follow`` makes a replanner for mode rra.
-
-    Raises:
-        InputError: The gateway cannot start.
-        EngineError: An engine is down, or cannot be used.
+    ``listeners`` receive the events of every request, on its thread; ``follow`` makes a replanner for mode rra. Raises
+    InputError where the gateway cannot start, and EngineError where an engine is down or cannot be used.
     """
-    ready: Future[tuple[BackgroundGateway, Callable[[], object]]] = Future()
 
-    async def work() -> None:
-        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    @contextlib.asynccontextmanager
+    async def serving() -> AsyncIterator[BackgroundGateway]:
+        loop = asyncio.get_running_loop()
         async with Gateway(config, listeners=listeners, follow=follow) as gateway:
             await gateway.fleet.stable(engines_s)
             for worker in gateway.fleet.workers():
                 if error := worker.unavailable_reason(loop.time()):
                     url = worker.engine.display_url
                     raise EngineError(f"the engine {url} must be up and serve a model; it is {error}")
-            background = BackgroundGateway(gateway, loop)
-            gateway.telemetry.traces.subscribe(background.rows.append)
-            ready.set_result((background, lambda: loop.call_soon_threadsafe(stopped.set)))
-            await stopped.wait()
+            served = BackgroundGateway(gateway, loop)
+            gateway.telemetry.traces.subscribe(served.rows.append)
+            yield served
 
-    def run() -> None:
-        try:
-            asyncio.run(work())
-        except BaseException as error:
-            if ready.done():
-                raise
-            ready.set_exception(error)
-
-    thread = threading.Thread(target=run, name="gateway", daemon=True)
-    thread.start()
-    background, stop = ready.result()
-    try:
-        yield background
-    finally:
-        stop()
-        thread.join(timeout=_STOP_S)
+    with on_thread(serving(), "gateway") as served:
+        yield served

@@ -16,18 +16,10 @@ from lengthwise.statistics import mean_estimate, t_half_width, t_quantile
 Run = dict[str, float]
 RATIOS = ("jct.mean", "jct.p50", "jct.p99")
 
-MIN_FULL_SHARE = 0.01
-"""If fewer requests find all slots in use, requests do not queue for slots."""
-
-MIN_WAITING_SHARE = 0.05
-"""If requests wait for a smaller share of their JCT, they do not queue for memory either."""
-
-MIN_GAIN = 0.01
-"""A smaller gain in mean JCT is not worth the effort, even if significant."""
-
-MAX_SERVED_DIFFERENCE = 0.01
-"""If served shares differ by more, the means are of different requests."""
-
+MIN_FULL_SHARE = 0.01  # if fewer requests find all slots in use, requests do not queue for slots
+MIN_WAITING_SHARE = 0.05  # if requests wait for less of their JCT, they do not queue for memory either
+MIN_GAIN = 0.01  # a smaller gain in mean JCT is not worth the effort, even if significant
+MAX_SERVED_DIFFERENCE = 0.01  # if served shares differ by more, the means are of different requests
 IMPROVEMENT, IDLE, MATCHING, NONE, TAIL = "worth it", "no queue", "lengths alike", "no gain", "the tail pays"
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import engine
 from lengthwise.lab.decisions import Run, answer, decision, estimates
@@ -17,6 +16,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, LoadUnit
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import Floats
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -100,9 +100,7 @@ def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tup
         yield i, work(task)
 
 
-Floats = npt.NDArray[np.float64]
-WARMUP_SHARE = 0.2
-"""Share of the requests served from a full queue that its rate leaves out, while the batch fills up."""
+WARMUP_SHARE = 0.2  # of the requests from a full queue, left out of its rate: the batch fills up
 
 
 def at_rate(workload: Workload, rate_rps: float) -> Workload:
@@ -173,8 +171,7 @@ def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str,
 
 Progress = Callable[[int, int], None]
 Side = tuple[Contestant, str]
-Point = tuple[int, float]
-"""Batch size and load."""
+Point = tuple[int, float]  # batch size and load
 
 
 def lab(

@@ -8,28 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.statistics import t_quantile
+from lengthwise.statistics import Floats, Ints, t_quantile
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-MIN_REQUESTS = 20
-"""Runs with fewer requests have no intervals."""
-
-SPANS = 24
-"""Equal spans of time in which events are counted, for rates."""
-
-GROUPS = 2048
-"""Above this count neighbouring values are drawn as one: quantiles are exact to 1/2048 of the requests."""
-
+MIN_REQUESTS = 20  # runs with fewer requests have no intervals
+SPANS = 24  # equal spans of time in which events are counted, for rates
+GROUPS = 2048  # above this count neighbours are drawn as one: quantiles are exact to 1/2048 of requests
 MIN_BLOCKS = 8
-JOIN_CORRELATION = 0.3
-"""Blocks whose correlation with the one before is larger are joined with it."""
-
-MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95
-"""Larger correlations count as the first; beyond the second the run drifts throughout and has no interval."""
+JOIN_CORRELATION = 0.3  # blocks whose correlation with the one before is larger are joined with it
+MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95  # upper limit; beyond the second, a run drifts throughout
 
 
 @dataclass(frozen=True)
@@ -125,10 +112,7 @@ class Bootstrap:
         return ratio_interval(wide_a, _widen(draws_b, point_b, blocks_b.widening), self.level)
 
     def rate_interval(self, a: Floats, b: Floats) -> tuple[float, float]:
-        """Return the ends of the interval of (a - b) / b for mean rates over SPANS spans of time.
-
-        Paired runs share the drawn spans, in which the same requests arrive.
-        """
+        """Return the ends of the interval of (a - b) / b for mean rates over SPANS spans, which paired runs share."""
         means = [(w @ s / SPANS)[:, None] for w, s in zip(self.weights(SPANS, SPANS), (a, b), strict=True)]
         low, high = ratio_interval(means[0], means[1], self.level)
         return float(low[0]), float(high[0])

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
 from lengthwise.schema.records import Records, RequestRecords
+from lengthwise.statistics import Floats
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 Kind = Literal["polars", "pandas", "arrow"]
 Table = Literal["requests", "steps"]
 
@@ -62,17 +62,9 @@ def request_columns(records: Records) -> dict[str, Array]:
 def frame(records: Records, kind: Kind = "polars", table: Table = "requests") -> Any:
     """Return a data frame of the requests (:func:`request_columns`) or of the steps (StepRecords).
 
-    The frame shares the memory of the records: do not write into it.
-
-    Args:
-        records: Records of a run.
-        kind: "polars" (DataFrame), "pandas" (DataFrame) or "arrow" (pyarrow.Table).
-        table: "requests" or "steps".
-
-    Raises:
-        InputError: Steps are requested and the run did not record them.
-        MissingExtraError: pandas or pyarrow is not installed.
-        UnknownNameError: There is no such kind or table.
+    The frame shares the memory of the records: do not write into it. Its ``kind`` is "polars" (DataFrame), "pandas"
+    (DataFrame) or "arrow" (pyarrow.Table). Raises InputError where the run did not record the requested steps, and
+    MissingExtraError or UnknownNameError.
     """
     if kind not in _FRAMES:
         raise UnknownNameError("kind of frame", kind, _FRAMES)
@@ -85,11 +77,6 @@ def frame(records: Records, kind: Kind = "polars", table: Table = "requests") ->
     return _FRAMES[kind]({f.name: getattr(records.steps, f.name) for f in dataclasses.fields(records.steps)})
 
 
-def _arrow_table(columns: dict[str, Array]) -> Any:
-    pa = _extra("pyarrow", "arrow")
-    return pa.table({name: pa.array(column) for name, column in columns.items()})
-
-
 def _extra(module: str, extra: str) -> Any:
     try:
         return import_module(module)
@@ -100,7 +87,7 @@ def _extra(module: str, extra: str) -> Any:
 _FRAMES: dict[str, Callable[[dict[str, Array]], Any]] = {
     "polars": lambda columns: import_module("polars").DataFrame(columns),
     "pandas": lambda columns: _extra("pandas", "pandas").DataFrame(columns, copy=False),
-    "arrow": _arrow_table,
+    "arrow": lambda columns: _extra("pyarrow", "arrow").table(columns),
 }
 
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import catalog
 from lengthwise.metrics.bootstrap import MIN_REQUESTS, SPANS, Bootstrap, Sample, sample_of
@@ -19,35 +18,21 @@ from lengthwise.metrics.summary import Counts, Slo, Window, bucket_counts, windo
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.records import Measured, Records, RequestRecords, Status, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.statistics import Floats, Ints
 
 LATENCIES = ("ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency")
 STATS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _Q = np.array(list(STATS.values()))
 _UNKNOWN = (math.nan, math.nan)
 
-_MAX_RELATIVE_SHIFT, _MAX_SHIFT_S = 1e-3, 5e-3
-"""Arrivals are equal up to this share of the run, or this many seconds."""
-
-MAX_GAPS = 20_000_000
-"""Runs with more gaps have no interval for the time between tokens, as the gaps would not fit in memory."""
-
+_MAX_RELATIVE_SHIFT, _MAX_SHIFT_S = 1e-3, 5e-3  # of equal arrivals: share of the run, seconds
+MAX_GAPS = 20_000_000  # more would not fit in memory: no interval for the time between tokens
 _GAP_TOLERANCE, _GAP_QUANTILES = 0.02, np.array([0.5, 0.9, 0.99])
 
-MIN_TAIL_REQUESTS = 100
-"""With fewer requests tails (P95, P99) rest on a few of them."""
-
-MIN_DIFFERENCE = 0.01
-"""Smaller relative differences between the workloads of two runs give no warning."""
-
-MAX_RATIO = 100.0
-"""An upper end above this multiple of the ratio comes from a reference that is nearly 0 in some draws."""
-
-NEGLIGIBLE_SHARE = 1e-3
-"""A quantile below this share of its mean is too small a reference, such as gaps of tokens that came in one chunk."""
-
+MIN_TAIL_REQUESTS = 100  # with fewer requests tails (P95, P99) rest on a few of them
+MIN_DIFFERENCE = 0.01  # smaller relative differences between the workloads of two runs give no warning
+MAX_RATIO = 100.0  # an upper end above this multiple of the ratio is of a reference that is nearly 0
+NEGLIGIBLE_SHARE = 1e-3  # a quantile below this share of its mean is no reference (tokens of one chunk)
 _DEPLOYMENT_KEYS = ("tp", "pp", "replicas", "max_num_seqs", "max_num_batched_tokens")
 
 
@@ -62,43 +47,27 @@ class ClientSeconds:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs.
+    """One of the two runs."""
 
-    Attributes:
-        name: Name of its records, or its source.
-        source: As in Measured.
-        counts: Requests by bucket, warm-up left out.
-        span_s: Seconds from the end of the warm-up to the last event.
-        client: None where the client's delays are unknown.
-    """
-
-    name: str
-    source: str
-    counts: Counts
-    span_s: float
-    client: ClientSeconds | None = None
+    name: str  # name of its records, or its source
+    source: str  # as in Measured
+    counts: Counts  # requests by bucket, warm-up left out
+    span_s: float  # seconds from the end of the warm-up to the last event
+    client: ClientSeconds | None = None  # None where the client's delays are unknown
 
 
 @dataclass(frozen=True)
 class MetricError:
-    """Error of the prediction ``a`` against the reference ``b`` in one number.
+    """Error of the prediction ``a`` against the reference ``b`` in one number."""
 
-    Attributes:
-        metric: "ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency" (in seconds),
-            "requests_per_s", "output_tokens_per_s", "goodput" (good requests a second) or "within_slo".
-        stat: "mean", "p50", "p90", "p95" or "p99"; "" for rates and the share.
-        a: The prediction.
-        b: The reference.
-        low: Lower end of the interval of ``error``; NaN where unknown.
-        high: Upper end.
-    """
-
+    # "ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency" (in seconds), "requests_per_s",
+    # "output_tokens_per_s", "goodput" (good requests a second) or "within_slo"
     metric: str
-    stat: str
-    a: float
-    b: float
-    low: float = math.nan
-    high: float = math.nan
+    stat: str  # "mean", "p50", "p90", "p95" or "p99"; "" for rates and the share
+    a: float  # the prediction
+    b: float  # the reference
+    low: float = math.nan  # lower end of the interval of ``error``; NaN where unknown
+    high: float = math.nan  # upper end
 
     @property
     def key(self) -> str:
@@ -123,54 +92,31 @@ class MetricError:
 
 @dataclass(frozen=True)
 class MetricDistance:
-    """Distances between the distributions of a metric in both runs.
+    """Distances between the distributions of a metric in both runs."""
 
-    Attributes:
-        metric: As in MetricError.
-        count_a: Number of values of a.
-        count_b: Number of values of b.
-        kolmogorov_smirnov: Largest difference of the shares that are at most x, over all x: 0 to 1.
-        wasserstein: Mean distance of equal quantiles, over the mean of b.
-        mape: Mean of |a - b| / b over paired requests; NaN without pairs.
-        median_ape: Median of the same.
-    """
-
-    metric: str
-    count_a: int
-    count_b: int
-    kolmogorov_smirnov: float
-    wasserstein: float
-    mape: float = math.nan
-    median_ape: float = math.nan
+    metric: str  # as in MetricError
+    count_a: int  # number of values of a
+    count_b: int  # number of values of b
+    kolmogorov_smirnov: float  # largest difference of the shares that are at most x, over all x: 0 to 1
+    wasserstein: float  # mean distance of equal quantiles, over the mean of b
+    mape: float = math.nan  # mean of |a - b| / b over paired requests; NaN without pairs
+    median_ape: float = math.nan  # median of the same
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Errors of run ``a`` (the prediction) against run ``b`` (the reference).
+    """Errors of run ``a`` (the prediction) against run ``b`` (the reference)."""
 
-    Attributes:
-        a: The prediction.
-        b: The reference.
-        paired: Whether both are of the same requests, compared one by one.
-        errors: By metric and statistic.
-        distances: By metric, for those with a value for each request (or token).
-        warnings: Limits of the comparison, one sentence each.
-        level: Confidence level of the intervals.
-        draws: Number of bootstrap draws.
-        warmup_s: Requests that arrived earlier are left out.
-        slo: Limits for goodput, or None.
-    """
-
-    a: Side
-    b: Side
-    paired: bool
-    errors: tuple[MetricError, ...]
-    distances: tuple[MetricDistance, ...]
-    warnings: tuple[str, ...]
-    level: float
-    draws: int
-    warmup_s: float
-    slo: Slo | None = None
+    a: Side  # the prediction
+    b: Side  # the reference
+    paired: bool  # whether both are of the same requests, compared one by one
+    errors: tuple[MetricError, ...]  # by metric and statistic
+    distances: tuple[MetricDistance, ...]  # by metric, for those with a value for each request (or token)
+    warnings: tuple[str, ...]  # limits of the comparison, one sentence each
+    level: float  # confidence level of the intervals
+    draws: int  # number of bootstrap draws
+    warmup_s: float  # requests that arrived earlier are left out
+    slo: Slo | None = None  # limits for goodput, or None
 
     def __getitem__(self, key: str) -> MetricError:
         """Return the error of "ttft.p95" or "requests_per_s"; raise UnknownNameError where there is none."""
@@ -196,11 +142,6 @@ class Run:
     def requests(self) -> RequestRecords:
         """Return the requests that count."""
         return window_rows(self.records.requests, self.rows)
-
-    @property
-    def has_warmup(self) -> bool:
-        """Return whether requests before those that count were left out."""
-        return bool(self.start_s > np.nanmin(self.records.requests.arrival_s))
 
     @property
     def start_s(self) -> float:
@@ -233,27 +174,21 @@ def compare(
 ) -> Comparison:
     """Return the relative errors of ``a`` (the prediction) against ``b`` (the reference) in every metric and quantile.
 
-    Intervals come from a bootstrap over blocks of consecutive requests (for rates: over spans of time). Blocks grow
-    where neighbours are correlated, and intervals widen where few blocks remain. They cover the randomness of the
-    requests, not differences between machines or days. Runs of the same requests at the same times are compared request
-    by request, which narrows the intervals much. There is none below 20 requests, for an error relative to a value near
-    0, where a run drifts throughout (a warning names it), and for the time between tokens of a run that records neither
-    token times nor steps.
+    Intervals come from a bootstrap over blocks of consecutive requests (for rates: over spans of time) and cover the
+    randomness of the requests, not differences between machines or days. Runs of the same requests at the same times
+    are compared request by request, which narrows the intervals much. There is none below 20 requests, for an error
+    relative to a value near 0, where a run drifts throughout (a warning names it), and for the time between tokens of a
+    run that records neither token times nor steps.
 
     Args:
-        a: The prediction.
-        b: The reference.
         paired: Whether both are of the same requests; "auto": where lengths and arrivals are equal.
         warmup_s: Requests that arrived earlier are left out (except from distances of the time between tokens, and
             from its errors where no interval is known).
         slo: Limits for goodput.
-        level: Confidence level.
-        draws: Number of bootstrap draws.
-        seed: Seed of the bootstrap.
+        level: Confidence level of the bootstrap with ``draws`` draws.
 
     Raises:
-        InputError: ``paired`` is true for runs of different sizes, the warm-up leaves no request, or ``level``,
-            ``draws`` or ``paired`` is invalid.
+        InputError: An argument is invalid, such as ``paired`` for runs of different sizes, or no request is left.
     """
     if not 0 < level < 1 or draws < 1:
         raise InputError(f"level must be between 0 and 1 and draws at least 1; they are {level} and {draws}")
@@ -316,7 +251,7 @@ def _tbt_errors(a: Run, b: Run, bootstrap: Bootstrap) -> Iterator[MetricError]:
     low = high = np.full(1 + len(_Q), np.nan)
     gaps_a, gaps_b = request_gaps(a), request_gaps(b)
     if gaps_a is not None and gaps_b is not None:
-        if a.has_warmup or b.has_warmup:
+        if any(run.start_s > np.nanmin(run.records.requests.arrival_s) for run in (a, b)):  # there is a warm-up
             points = [np.array([gap_s.mean(), *np.quantile(gap_s, _Q)]) for gap_s, _ in (gaps_a, gaps_b)]
         if min(len(np.unique(row)) for _, row in (gaps_a, gaps_b)) >= MIN_REQUESTS:
             samples = [Sample(*gaps, len(run.requests.arrival_s)) for gaps, run in ((gaps_a, a), (gaps_b, b))]
@@ -370,8 +305,7 @@ def _distances(a: Run, b: Run, *, paired: bool) -> Iterator[MetricDistance]:
             yield MetricDistance(metric, counts[0], counts[1], *distances(sides[0], sides[1]), mape, median)
 
 
-Gaps = tuple[Floats, Ints]
-"""[gaps] seconds, and the row of the request that each belongs to."""
+Gaps = tuple[Floats, Ints]  # [gaps] seconds, and the row of the request that each belongs to
 
 
 def request_gaps(run: Run) -> Gaps | None:
@@ -521,16 +455,10 @@ def _origin_warnings(a: Measured, b: Measured) -> Iterator[str]:
             f"They may be of different models, {names[0]} and {names[1]}: {unknown}, under which it was served. "
             "`lengthwise bench URL SCENARIO.toml --records FILE` records the model's shape, which settles it."
         )
-    gpus = []
-    for run, deployment in zip((a, b), deployments, strict=True):
-        name = str(deployment.get("gpu") or run.metadata.get("gpu") or "")
-        known = catalog.find_gpu(name) if name else None
-        gpus.append(name if known is None else known.name)
-    if all(gpus) and gpus[0] != gpus[1]:
-        yield f"They are of different GPUs: {gpus[0]} and {gpus[1]}."
     engines = [str(run.metadata.get("engine") or "") for run in (a, b)]
-    if all(engines) and engines[0] != engines[1]:
-        yield f"They are of different engines: {engines[0]} and {engines[1]}."
+    for kind, values in (("GPUs", [_gpu_name(run) for run in (a, b)]), ("engines", engines)):
+        if all(values) and values[0] != values[1]:
+            yield f"They are of different {kind}: {values[0]} and {values[1]}."
     if differing := _differing(deployments[0], deployments[1], _DEPLOYMENT_KEYS):
         yield f"Their deployments differ: {', '.join(differing)}."
 
@@ -542,6 +470,12 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str]) 
 def _deployment(run: Measured) -> Mapping[str, Any]:
     deployment = run.metadata.get("deployment")
     return deployment if isinstance(deployment, Mapping) else {}
+
+
+def _gpu_name(run: Measured) -> str:
+    name = str(_deployment(run).get("gpu") or run.metadata.get("gpu") or "")
+    known = catalog.find_gpu(name) if name else None
+    return name if known is None else known.name
 
 
 def _model_name(run: Measured) -> str:

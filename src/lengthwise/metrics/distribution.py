@@ -6,27 +6,18 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.records import TokenGaps
-from lengthwise.statistics import batch_half_width
+from lengthwise.statistics import Floats, Ints, batch_half_width
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-BATCHES = 10
-"""Few and long: long batches are nearly independent and include values of the tails."""
-
-MIN_VALUES = 400
-"""Below this count a batch would have fewer than 40 values, too few for its mean."""
-
+BATCHES = 10  # few and long: long batches are nearly independent and include values of the tails
+MIN_VALUES = 400  # below this count a batch would have fewer than 40 values, too few for its mean
 QUANTILES = {"p50": 0.50, "p75": 0.75, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", "sd", "min", *QUANTILES, "max")
 
 _Q = np.array(list(QUANTILES.values()))
-_MIN_ABOVE = 5.0
-"""Values that a batch must expect above a quantile, or the batches do not show how that quantile varies."""
+_MIN_ABOVE = 5.0  # values that a batch must expect above a quantile to show how it varies
 
 
 @dataclass(frozen=True)
@@ -129,10 +120,7 @@ def _distribution(count: int, total: Floats, half: Floats, error: float = 0.0) -
 
 
 def distances(a: tuple[Floats, Ints], b: tuple[Floats, Ints]) -> tuple[float, float]:
-    """Return the Kolmogorov-Smirnov distance, and the Wasserstein distance over the mean of ``b``.
-
-    Either side is (ascending values, their counts).
-    """
+    """Return Kolmogorov-Smirnov distance, and Wasserstein distance over b's mean, of (ascending values, counts)."""
     points = np.union1d(a[0], b[0])
     cdfs = [
         np.concatenate([[0], np.cumsum(count)])[np.searchsorted(values, points, side="right")] / count.sum()

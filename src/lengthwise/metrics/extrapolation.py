@@ -10,31 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.records import Records, StepRecords
+from lengthwise.schema.records import Records
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Beyond:
-    """A bound of the measured range that a run exceeded.
+    """A bound of the measured range that a run exceeded."""
 
-    Attributes:
-        bound: "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach.
-        measured: Largest measured value.
-        largest: Largest value in the run.
-        out_of_range: Number of steps (for "context" and "prefix": requests) beyond the bound; for large runs, which
-            record no steps, of spans of time.
-        of: Total number of steps, requests or spans.
-        unit: "steps", "requests" or "time".
-    """
-
-    bound: str
-    measured: int
-    largest: int
-    out_of_range: int
-    of: int
-    unit: str
+    bound: str  # "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach
+    measured: int  # largest measured value
+    largest: int  # largest value in the run
+    out_of_range: int  # number of steps, requests or spans of time beyond the bound
+    of: int  # total number of them
+    unit: str  # "steps", "requests" ("context", "prefix") or "time" (large runs, which record no steps)
 
     @property
     def share(self) -> float:
@@ -71,80 +61,65 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]
     """Return the bounds of the cost tables' measured range that a run exceeded, with how often and by how much.
 
     Where records do not give a number exactly its upper limit counts: of the prompt tokens in a step all but one for
-    each other prompt belong to the longest chunk, and KV tokens fill the blocks in use. Runs without steps use means
-    over bins of time, which hide short peaks; tokens and chunks, which these means lack, count as the engine's limits
-    in every bin. The number of chunks shows how many prompts were split; the longest prompts are taken to be those.
+    each other prompt belong to the longest chunk, KV tokens fill the blocks in use, and the longest prompts are those
+    split. Runs without steps use means over bins of time, and for tokens and chunks the engine's limits.
     """
     reach, r = deployment.cost.reach, records.requests
     served = np.isfinite(r.scheduled_s)
     context = (r.prompt_tokens + r.output_tokens)[served]
     longest = int(context.max(initial=0))
-    found = {"context": (context, "requests"), "prefix": (_cached_before_chunks(records, deployment), "requests")}
-    if records.steps is not None:
-        found |= {name: (values, "steps") for name, values in _of_steps(records.steps, longest, deployment).items()}
+    series, limits = records.series, deployment.limits
+    steps: Any = records.steps
+    if steps is not None:
+        unit, seqs, kv_blocks = "steps", steps.decode_seqs + steps.prefill_seqs, steps.kv_blocks
+        tokens = steps.decode_seqs + steps.prefill_tokens
+        chunk = steps.prefill_tokens - np.maximum(steps.prefill_seqs - 1, 0)
     else:
-        found |= {name: (values, "time") for name, values in _of_series(records, longest, deployment).items()}
+        busy = series.step_s > 0
+        step_s = series.step_s[busy]
+        unit, seqs, kv_blocks = "time", series.seqs_s[busy] / step_s, series.kv_blocks_s[busy] / step_s
+        tokens = chunk = np.full(len(step_s), max(limits.max_num_batched_tokens, limits.max_num_seqs))
+    found: dict[str, tuple[Array, str]] = {
+        "tokens": (tokens, unit),
+        "seqs": (seqs, unit),
+        "chunk": (np.minimum(chunk, longest), unit),
+        "context": (context, "requests"),
+        "kv_tokens": (kv_blocks * deployment.kv.block_size, unit),
+        "prefix": (_cached_before_chunks(records, deployment), "requests"),
+    }
     exceeded = []
-    for name in _WORDS:
-        bound, (values, unit) = getattr(reach, name), found[name]
+    for name, (values, counted) in found.items():
+        bound = getattr(reach, name)
         if bound is not None and len(values) and (largest := int(np.ceil(values.max()))) > bound:
-            exceeded.append(Beyond(name, bound, largest, int((values > bound).sum()), len(values), unit))
+            exceeded.append(Beyond(name, bound, largest, int((values > bound).sum()), len(values), counted))
     return tuple(exceeded)
 
 
 def worst_of(runs: Sequence[tuple[Beyond, ...]]) -> tuple[Beyond, ...]:
     """Merge the runs of one variant: sums of the counts, and the largest values."""
-    merged: dict[str, Beyond] = {}
-    for one in (exceeded for run in runs for exceeded in run):
-        other = merged.get(one.bound)
-        merged[one.bound] = (
-            one
-            if other is None
-            else replace(
-                one,
-                largest=max(one.largest, other.largest),
-                out_of_range=one.out_of_range + other.out_of_range,
-                of=one.of + other.of,
-            )
+    by_bound = {name: [one for run in runs for one in run if one.bound == name] for name in _WORDS}
+    return tuple(
+        replace(
+            same[-1],
+            largest=max(one.largest for one in same),
+            out_of_range=sum(one.out_of_range for one in same),
+            of=sum(one.of for one in same),
         )
-    return tuple(merged[name] for name in _WORDS if name in merged)
+        for same in by_bound.values()
+        if same
+    )
 
 
 def _cached_before_chunks(records: Records, deployment: Deployment) -> Array:
-    """Return [served] the largest number of tokens cached before a chunk of a prompt; 0 for unsplit prompts.
-
-    Without steps only prompts above the token budget of a step are known to be split.
-    """
+    """Return [served] the largest number of tokens cached before a chunk of a prompt; 0 for unsplit prompts."""
     r, budget = records.requests, deployment.limits.max_num_batched_tokens
     served = np.isfinite(r.scheduled_s)
     prompts = -np.sort(-r.prompt_tokens[served])
     further = np.maximum(-(-prompts // budget) - 1, 1)  # chunks of a split prompt after its first, at least
-    if records.steps is None:
+    if records.steps is None:  # only prompts above the budget are known to be split
         chunks = int(further[prompts > budget].sum())
     else:
         # A preempted request computes its prompt again.
         first = len(prompts) + int(r.preemptions[served].sum())
         chunks = int(records.steps.prefill_seqs.sum()) - first
     return np.where(np.cumsum(further) - further < chunks, prompts - 1, 0)
-
-
-def _of_steps(steps: StepRecords, longest: int, deployment: Deployment) -> dict[str, Array]:
-    return {
-        "tokens": steps.decode_seqs + steps.prefill_tokens,
-        "seqs": steps.decode_seqs + steps.prefill_seqs,
-        "chunk": np.minimum(steps.prefill_tokens - np.maximum(steps.prefill_seqs - 1, 0), longest),
-        "kv_tokens": steps.kv_blocks * deployment.kv.block_size,
-    }
-
-
-def _of_series(records: Records, longest: int, deployment: Deployment) -> dict[str, Array]:
-    series, limits = records.series, deployment.limits
-    busy = series.step_s > 0
-    step_s = series.step_s[busy]
-    tokens = np.full(len(step_s), max(limits.max_num_batched_tokens, limits.max_num_seqs))
-    return {
-        "tokens": tokens,
-        "seqs": series.seqs_s[busy] / step_s,
-        "chunk": np.minimum(tokens, longest),
-        "kv_tokens": series.kv_blocks_s[busy] / step_s * deployment.kv.block_size,
-    }

@@ -41,31 +41,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Use of the deployment's hardware over the complete run, warm-up and idle time included.
+    """Use of the deployment's hardware over the complete run, warm-up and idle time included."""
 
-    Attributes:
-        busy_share: Share of time with a step in flight, mean over replicas.
-        replica_busy_share: The same for each replica.
-        batch_seqs: Sequences in a step, weighted by the step's time.
-        mfu: Model FLOPs a second over the GPUs' peak (:func:`model_flops`).
-        mbu: Bytes that must move a second over the GPUs' bandwidth (:func:`moved_bytes`).
-        kv_utilization: KV blocks in use over all KV blocks.
-        power_w: Estimated mean draw of all GPUs (:func:`gpu_power_w`), without hosts and cooling.
-        energy_j_per_output_token: GPU energy over delivered output tokens.
-        cost: Price of the GPUs per million tokens.
-        time_shares: Shares of the stages' time by use (keys of SHARES, and "idle"); they add up to 1.
-    """
-
-    busy_share: Estimate
-    replica_busy_share: tuple[Estimate, ...]
-    batch_seqs: Estimate
-    mfu: Estimate
-    mbu: Estimate
-    kv_utilization: Estimate
-    power_w: Estimate
-    energy_j_per_output_token: Estimate
-    cost: Cost
-    time_shares: dict[str, Estimate]
+    busy_share: Estimate  # share of time with a step in flight, mean over replicas
+    replica_busy_share: tuple[Estimate, ...]  # the same for each replica
+    batch_seqs: Estimate  # sequences in a step, weighted by the step's time
+    mfu: Estimate  # model FLOPs a second over the GPUs' peak (:func:`model_flops`)
+    mbu: Estimate  # bytes that must move a second over the GPUs' bandwidth (:func:`moved_bytes`)
+    kv_utilization: Estimate  # KV blocks in use over all KV blocks
+    power_w: Estimate  # estimated mean draw of all GPUs (:func:`gpu_power_w`), without hosts and cooling
+    energy_j_per_output_token: Estimate  # GPU energy over delivered output tokens
+    cost: Cost  # price of the GPUs per million tokens
+    time_shares: dict[str, Estimate]  # of the stages, by use (keys of SHARES, and "idle"); sum 1
 
 
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:

@@ -25,9 +25,7 @@ def combine(summaries: Sequence[Summary]) -> Summary:
 
     Counts are summed. A value that is NaN for one seed is NaN. Ends of model intervals are means, too, as the cost
     model has the same error at every seed. A single summary is returned unchanged, with its batch-means intervals.
-
-    Raises:
-        InputError: There is no summary, a seed occurs twice, or SLOs or levels differ.
+    Raise InputError if there is none, a seed occurs twice, or SLOs or levels differ.
     """
     _check_seeds(summaries)
     if len(summaries) == 1:
@@ -50,15 +48,8 @@ def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = F
     """Return paired t intervals of a - b over common seeds.
 
     The same seeds (the same requests at the same times) share most of the noise, which cancels: differences can be
-    significant even where the variants' own intervals overlap. Counts are differences of sums.
-
-    Args:
-        a: One summary for each seed.
-        b: One summary for each seed, of the same seeds in any order.
-        relative: Whether to return (a - b) / b, seed by seed.
-
-    Raises:
-        InputError: The seeds of both sides differ, or a seed occurs twice.
+    significant even where the variants' own intervals overlap. Counts are differences of sums. ``relative`` returns
+    (a - b) / b, seed by seed. Raise InputError if the seeds of both sides differ (in any order) or repeat.
     """
     _check_seeds(a)
     _check_seeds(b)
@@ -130,50 +121,39 @@ def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary
     covers several seeds and ``run`` is one of them, the interval moves in proportion (for a number that is 0 in
     ``run``: by the difference).
 
-    Args:
-        summary: The summary to extend.
-        run: One run of it, under the cost tables as they are.
-        perturbed: The same requests, at the same seed, under perturbed cost tables.
-        level: Share of the perturbed runs inside the interval.
-
-    Raises:
-        InputError: There is no perturbed run, or ``level`` is not between 0 and 1.
+    ``run`` has the cost tables as they are, ``perturbed`` the same requests at the same seed under perturbed ones (one
+    at least, or InputError is raised). ``level`` is the share of these inside the interval, between 0 and 1.
     """
     if not perturbed or not 0 < level < 1:
         raise InputError(
             f"a model interval needs runs and a level between 0 and 1; there are {len(perturbed)} at level {level}"
         )
-    extended: Summary = _with_intervals(summary, run, list(perturbed), level, "")
+    extended: Summary = _with_intervals((summary, run, *perturbed), level, "")
     return dataclasses.replace(extended, model_level=level)
 
 
-def _with_intervals(node: Any, run: Any, runs: list[Any], level: float, name: str) -> Any:  # noqa: PLR0911
-    """Return the tree with a model interval on each leaf; parts that some run lacks stay unchanged."""
-    if any(type(one) is not type(node) for one in (run, *runs)):
+def _with_intervals(parts: Sequence[Any], level: float, name: str) -> Any:
+    """Return the first tree with a model interval on each leaf; what some other tree lacks stays unchanged."""
+    node = parts[0]
+    if any(type(one) is not type(node) for one in parts):
         return node
-    if isinstance(node, Estimate):
-        return _model_interval(node, run.value, [one.value for one in runs], level, 1.0 if name in SHARES else math.inf)
-    if isinstance(node, dict):
-        return {
-            key: _with_intervals(part, run[key], [one[key] for one in runs], level, name) for key, part in node.items()
-        }
-    if isinstance(node, tuple):
-        if len({len(node), len(run), *(len(one) for one in runs)}) > 1:
-            return node
-        columns = zip(node, run, *runs, strict=True)
-        return tuple(_with_intervals(part, base, rest, level, name) for part, base, *rest in columns)
-    if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        parts = {}
-        for field in dataclasses.fields(node):
-            part, base, *rest = (getattr(one, field.name) for one in (node, run, *runs))
-            parts[field.name] = _with_intervals(part, base, rest, level, field.name)
-        return dataclasses.replace(node, **parts)
+    match node:
+        case Estimate():
+            return _model_interval(parts, level, 1.0 if name in SHARES else math.inf)
+        case dict():
+            return {key: _with_intervals([one[key] for one in parts], level, name) for key in node}
+        case tuple() if len({len(one) for one in parts}) == 1:
+            return tuple(_with_intervals(column, level, name) for column in zip(*parts, strict=True))
+        case _ if dataclasses.is_dataclass(node) and not isinstance(node, type):
+            names = [field.name for field in dataclasses.fields(node)]
+            columns = {name: [getattr(one, name) for one in parts] for name in names}
+            return dataclasses.replace(node, **{name: _with_intervals(columns[name], level, name) for name in names})
     return node
 
 
-def _model_interval(estimate: Estimate, base: float, values: list[float], level: float, upper_limit: float) -> Estimate:
+def _model_interval(parts: Sequence[Estimate], level: float, upper_limit: float) -> Estimate:
     """Return the estimate with both ends; unchanged where some run lacks the number."""
-    value = estimate.value
+    estimate, (value, base, *values) = parts[0], [part.value for part in parts]
     if not all(map(math.isfinite, (value, base, *values))):
         return estimate
     low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], method="hazen")

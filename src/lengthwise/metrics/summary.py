@@ -17,7 +17,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, Rejection, RequestRecords, Status
-from lengthwise.statistics import batch_half_width
+from lengthwise.statistics import Floats, Ints, batch_half_width
 
 Bools = npt.NDArray[np.bool_]
 
@@ -91,15 +91,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests within every limit of ``slo``: their share of the arrivals, and their rate.
-
-    ``met`` is the share for each single limit. Requests that did not finish are not good.
-    """
+    """Requests that finished within every limit of ``slo``."""
 
     slo: Slo
-    share: Estimate
+    share: Estimate  # of the arrivals
     requests_per_s: Estimate
-    met: dict[str, Estimate]
+    met: dict[str, Estimate]  # share for each single limit
 
 
 @dataclass(frozen=True)
@@ -109,48 +106,27 @@ class Summary:
     Latencies are over requests that have them (JCT, TPOT and normalized latency: finished requests; TTFT: requests with
     a first token; queueing delay: scheduled requests). Timed-out and rejected requests show in ``counts`` and
     ``goodput``.
-
-    Attributes:
-        name: Name of the records.
-        seeds: Seeds of the runs.
-        intervals: "batch means" within one run, "seeds" over several, "difference" of two.
-        level: Confidence level of every interval.
-        window_s: Seconds from the end of the warm-up to the last event.
-        counts: Requests by bucket, warm-up left out.
-        rates: Throughput in the window.
-        ttft_s: Arrival until first token.
-        tpot_s: Mean time between the tokens of one request.
-        tbt_s: Time between tokens, pooled over all tokens (ITL) of the complete run, warm-up included.
-        jct_s: Arrival until last token.
-        queueing_delay_s: Arrival until first scheduled.
-        normalized_latency_s: JCT per output token.
-        goodput: None without an SLO.
-        hardware: None without a deployment; over the complete run, warm-up included.
-        model_level: Level of the model intervals (``model_low``, ``model_high``); NaN where there are none.
     """
 
-    name: str
-    seeds: tuple[int, ...]
-    intervals: str
-    level: float
-    window_s: Estimate
-    counts: Counts
-    rates: Rates
-    ttft_s: Distribution
-    tpot_s: Distribution
-    tbt_s: Distribution
-    jct_s: Distribution
-    queueing_delay_s: Distribution
-    normalized_latency_s: Distribution
-    goodput: Goodput | None
-    hardware: Hardware | None
-    model_level: float = math.nan
+    name: str  # name of the records
+    seeds: tuple[int, ...]  # seeds of the runs
+    intervals: str  # "batch means" within one run, "seeds" over several, "difference" of two
+    level: float  # confidence level of every interval
+    window_s: Estimate  # seconds from the end of the warm-up to the last event
+    counts: Counts  # requests by bucket, warm-up left out
+    rates: Rates  # throughput in the window
+    ttft_s: Distribution  # arrival until first token
+    tpot_s: Distribution  # mean time between the tokens of one request
+    tbt_s: Distribution  # time between tokens, pooled over all (ITL) of the run, warm-up included
+    jct_s: Distribution  # arrival until last token
+    queueing_delay_s: Distribution  # arrival until first scheduled
+    normalized_latency_s: Distribution  # JCT per output token
+    goodput: Goodput | None  # None without an SLO
+    hardware: Hardware | None  # None without a deployment; over the complete run, warm-up included
+    model_level: float = math.nan  # of ``model_low`` and ``model_high``; NaN where there are none
 
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Window = slice | Ints
-"""Requests that count: consecutive rows, or row numbers."""
+Window = slice | Ints  # requests that count: consecutive rows, or row numbers
 
 
 def summarize(
@@ -172,16 +148,8 @@ def summarize(
     batch expects fewer than 5 values, for quantiles of TBT, and for the hardware. Several seeds and :func:`combine`
     have none of these limits.
 
-    Args:
-        records: Records of the run.
-        deployment: The deployment that ran; None leaves out the hardware.
-        slo: Limits for goodput.
-        warmup_s: Requests that arrived earlier are left out.
-        warmup_requests: Number of first requests to leave out; the longer of both warm-ups applies.
-        level: Confidence level.
-
-    Raises:
-        InputError: The warm-up leaves no request, or ``level`` is not between 0 and 1.
+    Without a deployment there is no hardware. Requests that arrived before ``warmup_s``, and the first
+    ``warmup_requests``, are left out. Raises InputError where none is left, or the level is not between 0 and 1.
     """
     if not 0 < level < 1:
         raise InputError(f"the confidence level must be between 0 and 1; it is {level}")
@@ -209,13 +177,11 @@ _LATENCIES = ("ttft_s", "tpot_s", "jct_s", "queueing_delay_s", "normalized_laten
 
 
 def window_of(records: Records, warmup_s: float, warmup_requests: int) -> Window:
-    """Return the requests that count, by arrival: a slice where rows are in order (no copies), else row numbers.
-
-    Rows are out of order where requests start after others finish; requests that never arrived have NaN arrivals.
-    """
+    """Return the requests that count, by arrival: a slice where rows are in order (no copies), else row numbers."""
     arrival_s = records.requests.arrival_s
     arrived = ~np.isnan(arrival_s)
     first = arrival_s[: int(arrived.sum())]
+    # Rows are out of order where requests start after others finish.
     in_order = arrived[: len(first)].all() and not (first[1:] < first[:-1]).any()
     order = None if in_order else np.argsort(arrival_s, kind="stable")
     sorted_s = arrival_s if order is None else arrival_s[order]

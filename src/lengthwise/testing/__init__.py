@@ -1,7 +1,4 @@
-"""Conformance kits for plug-in authors, and emulated servers for tests.
-
-Only ``gateway.demo`` uses this package, in processes of its own.
-"""
+"""Conformance kits for plug-in authors, and emulated servers for tests (and the demo, in processes of its own)."""
 
 import lazy_loader
 

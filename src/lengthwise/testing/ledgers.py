@@ -276,14 +276,9 @@ _UNUSUAL_TEXTS = ("", "\x00", "\ud800 half a pair", "\U0001f600\u202e", "x" * 1_
 def check_ledger(open_ledger: OpenLedger, *, seed: int = 0, skip: Sequence[str] = ()) -> list[str]:
     """Run the checks of ``LEDGER_CHECKS``, in any test runner or without one; return the names of those passed.
 
-    Args:
-        open_ledger: Opens the store of a name (small letters, digits, ``_``), which is empty at first; the same name
-            again, even while the first one is open, is another handle on the same store.
-        seed: Seed of random operations.
-        skip: Names of checks to leave out.
-
-    Raises:
-        AssertionError: A check failed; one sentence states the requirement and what the ledger returned.
+    ``open_ledger`` opens the store of a name (small letters, digits, ``_``), which is empty at first; the same name
+    again, even while the first one is open, is another handle on the same store. An AssertionError states in a sentence
+    the requirement that a check found broken, and what the ledger returned.
     """
     return run_checks(LEDGER_CHECKS, skip, lambda: (open_ledger, seed))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import policy as policies
 from lengthwise.engine import simulate
@@ -21,18 +21,13 @@ from lengthwise.schema.errors import LengthwiseError
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Predictions, Workload
+from lengthwise.statistics import Floats, Ints
 from lengthwise.testing.checks import require, run_checks
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _CALLS = 60
 _NON_NEGATIVE = {"now_s", "arrival_s", "queued_for_s", "service_tokens", "predicted_tokens", "index_tokens",
                  "recompute_steps"}  # fmt: skip
-_KEYS = {"waiting_key", "running_key"}
 _REMAINING = {"remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens"}
-_UNIT_INTERVAL = {"draw_a", "draw_b"}
-_LOADS = {"waiting", "running", "tokens"}
 _STEP = ("step_prompts", "step_tokens", "next_tokens")
 _POSITIVE = {"prompt_tokens", "context_tokens", "chunk_tokens", "token_budget", "max_num_seqs", "max_model_len",
              "block_size", "total_blocks", "stages"}  # fmt: skip
@@ -60,11 +55,11 @@ def _arguments(axis: str, rng: np.random.Generator, number: int) -> tuple[Any, .
 
 
 def _argument(axis: str, name: str, rng: np.random.Generator, top: int, replicas: int) -> Any:
-    if axis == "router" and name in _LOADS:
+    if axis == "router" and name in {"waiting", "running", "tokens"}:
         return rng.integers(0, top + 1, replicas)
-    if name in _UNIT_INTERVAL:
+    if name in {"draw_a", "draw_b"}:
         return float(rng.random())
-    if name in _KEYS:
+    if name in {"waiting_key", "running_key"}:
         return float(rng.uniform(-top, top))
     if name in _REMAINING:
         return float(1 + rng.uniform(0, top) * (rng.random() < 0.8))
@@ -112,16 +107,9 @@ class World:
     workload: Workload
     deployment: Deployment
 
-    def bounded(self, max_wait_s: float) -> World:
-        """Return the same world with bounded waiting."""
-        scheduler = replace(self.deployment.scheduler, max_wait_s=max_wait_s)
-        return World(self.workload, replace(self.deployment, scheduler=scheduler))
-
     def __str__(self) -> str:
-        s = self.deployment.scheduler
-        return (
-            f"{self.workload.name} under {s.batching}, preemption {s.preemption}, seed {self.workload.extra['seed'][0]}"
-        )
+        s, seed = self.deployment.scheduler, self.workload.extra["seed"][0]
+        return f"{self.workload.name} under {s.batching}, preemption {s.preemption}, seed {seed}"
 
 
 def worlds(policy: Policy, count: int, seed: int) -> list[World]:
@@ -151,10 +139,9 @@ def _world(policy: Policy, rng: np.random.Generator, number: int) -> World:
 def _workload(rng: np.random.Generator, kind: str, number: int) -> Workload:
     n = int(rng.integers(15, 30))
     output, window = rng.integers(1, 40, n), int(rng.choice([0, 5, 20]))
-    total, predictions = None, None
-    if window == 0:
-        total = _predict(rng, kind, output)
-    else:
+    total = _predict(rng, kind, output) if window == 0 else None
+    predictions = None
+    if window:
         rows = -(-output // window)
         repeated = _predict(rng, kind, np.repeat(output, rows))
         remaining = rng.uniform(1, 50, len(repeated))
@@ -212,15 +199,9 @@ def check_policy(
 ) -> list[str]:
     """Run the checks of ``POLICY_CHECKS``, in any test runner or without one; return the names of those passed.
 
-    Args:
-        policy: Policy of any axis, made by a decorator of ``lengthwise.policy``.
-        compiled: Whether it must compile; if not, only the reference engine runs it.
-        count: Number of small simulated worlds.
-        seed: Seed of the worlds.
-        skip: Names of checks to leave out.
-
-    Raises:
-        AssertionError: A check failed; one sentence states the requirement and the actual value.
+    The policy, of any axis, is made by a decorator of ``lengthwise.policy``. If it need not be ``compiled``, only the
+    reference engine runs it. ``count`` is the number of small simulated worlds. An AssertionError states in a sentence
+    the requirement that a check found broken, and the actual value.
     """
     require(isinstance(policy, Policy), f"a policy must be made by a decorator of lengthwise.policy; got {policy!r}")
     samples = worlds(policy, count, seed)
@@ -270,9 +251,9 @@ def all_requests_finish(policy: Policy, samples: Sequence[World]) -> None:
 
 def waiting_is_bounded(policy: Policy, samples: Sequence[World]) -> None:
     """Check that no later arrival overtakes a request after ``max_wait_s``, and that it then waits for earlier ones."""
-    for world in samples:
-        for max_wait_s in _MAX_WAITS_S:
-            _check_bound(policy, world.bounded(max_wait_s))
+    for world, max_wait_s in itertools.product(samples, _MAX_WAITS_S):
+        scheduler = replace(world.deployment.scheduler, max_wait_s=max_wait_s)
+        _check_bound(policy, World(world.workload, replace(world.deployment, scheduler=scheduler)))
 
 
 def _check_bound(policy: Policy, world: World) -> None:

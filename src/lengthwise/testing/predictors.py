@@ -21,10 +21,7 @@ _MODELS = {"terse": 0.6, "chatty": 1.6}
 
 
 def toy_samples(n: int = 400, seed: int = 0) -> Samples:
-    """Return questions whose first words, prompt length and model predict the output length.
-
-    Outputs are log-normal around a median of the first words, times a factor of the model; a few are censored.
-    """
+    """Return questions with log-normal output lengths around a median of first words and model; a few are censored."""
     rng = np.random.default_rng(seed)
     kind, thing = rng.integers(len(_PREFIXES), size=n), rng.integers(len(_THINGS), size=n)
     model = [list(_MODELS)[at] for at in rng.integers(len(_MODELS), size=n)]
@@ -48,14 +45,9 @@ def check_predictor(
 ) -> list[str]:
     """Run the checks of ``PREDICTOR_CHECKS``, in any test runner or without one; return the names of those passed.
 
-    Args:
-        make_predictor: Returns a new untrained predictor.
-        samples: Training samples of the checks; None: ``toy_samples()``.
-        requires_training: Whether the predictor must be better than a constant on the toy samples.
-        skip: Names of checks to leave out.
-
-    Raises:
-        AssertionError: A check failed; one sentence states the requirement and the actual value.
+    ``make_predictor`` returns a new untrained predictor; ``samples`` train it (None: ``toy_samples()``). With
+    ``requires_training`` the predictor must be better than a constant on the toy samples. An AssertionError states in a
+    sentence the requirement that a check found broken, and the actual value.
     """
     advice = f"pass the class {type(make_predictor).__name__}, or a function, not an instance"
     require(callable(make_predictor), f"check_predictor takes a function that makes predictors: {advice}")

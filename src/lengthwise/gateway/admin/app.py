@@ -8,13 +8,15 @@ import contextlib
 import hashlib
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Self
+from typing import Self
 
 from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, State
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.edge.exchange import Receive, Scope, Send
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.length_prediction import Forecaster
 from lengthwise.gateway.observe import Monitor, Record
@@ -62,10 +64,6 @@ def allowed(host: str, own: str = "") -> bool:
     return True
 
 
-Scope = dict[str, Any]
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 EVENT_INTERVAL_S = 1.0
 MAX_STREAMS = 32
 OPEN = ("/healthz", "/metrics")  # served under any host name, for probes and Prometheus
@@ -77,10 +75,7 @@ _SECURITY_HEADERS = [
 
 
 class AdminApp:
-    """ASGI app; as an async context manager it samples the queue.
-
-    Without a ``monitor`` of the gain, mode "observe" starts one.
-    """
+    """ASGI app; as an async context manager it samples the queue and, in mode "observe", estimates the gain."""
 
     def __init__(
         self,
@@ -104,7 +99,7 @@ class AdminApp:
         self._clock = clock
         self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
         self._streams: set[asyncio.Event] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._stack = contextlib.AsyncExitStack()
 
     def configure(self, config: GatewayConfig) -> None:
         """Show another configuration from now on."""
@@ -115,19 +110,15 @@ class AdminApp:
     async def __aenter__(self) -> Self:
         """Start to sample."""
         if self._own_monitor is not None:
-            await self._own_monitor.__aenter__()
-        self._task = asyncio.ensure_future(self._sample())
+            await self._stack.enter_async_context(self._own_monitor)
+        await self._stack.enter_async_context(background(self._sample()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop, and end all event streams."""
         for closed in self._streams:
             closed.set()
-        if self._own_monitor is not None:
-            await self._own_monitor.__aexit__()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stack.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
@@ -169,21 +160,18 @@ class AdminApp:
                 pass
             closed.set()
 
-        task = asyncio.ensure_future(await_disconnect())
         try:
-            headers = [(b"content-type", b"text/event-stream"), *_SECURITY_HEADERS]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while not closed.is_set():
-                body = b"data: " + self._state() + b"\n\n"
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(EVENT_INTERVAL_S):
-                        await closed.wait()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async with background(await_disconnect()):
+                headers = [(b"content-type", b"text/event-stream"), *_SECURITY_HEADERS]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                while not closed.is_set():
+                    body = b"data: " + self._state() + b"\n\n"
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(closed.wait(), EVENT_INTERVAL_S)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._streams.discard(closed)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     def _state(self) -> bytes:
         """Return the state as JSON, computed at most twice a second however many clients watch."""

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet import Fleet
@@ -21,7 +20,7 @@ from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
 from lengthwise.gateway.telemetry import Pair, Row, Telemetry
-from lengthwise.statistics import circular_blocks
+from lengthwise.statistics import Floats, circular_blocks
 
 WINDOW_S = 600.0
 MAX_ROWS = 2000
@@ -40,7 +39,7 @@ class Recent:
         self.samples: deque[tuple[float, ...]] = deque(maxlen=MAX_SAMPLES)
         self._last_tokens = (clock(), 0)
         telemetry.traces.subscribe(self.add_row)
-        telemetry.subscribe_refusals(self.refused)
+        telemetry.refusal_subscribers.append(self.refused)
 
     def add_row(self, row: Row) -> None:
         """Add a finished request."""
@@ -141,7 +140,6 @@ def lengths(rows: Sequence[Row]) -> dict[str, Any]:
     return values
 
 
-Floats = npt.NDArray[np.float64]
 POLICY_INTERVAL_S = 5.0
 _DRAWS, _BLOCKS = 30, 12
 MAX_POLICY_REQUESTS = 1000  # requests in the table at most: computing it blocks the event loop for some milliseconds
@@ -153,21 +151,18 @@ _T_975 = 2.201  # 97.5 % quantile of Student's t with _BLOCKS - 1 degrees of fre
 class Policies:
     """Rows of the table of policies over requests of the last ``window_s``, recomputed at most every ``interval_s``."""
 
-    def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S, seed: int = 0) -> None:
-        self._clock, self._window_s, self._interval_s, self._seed = clock, window_s, interval_s, seed
+    def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S) -> None:
+        self._clock, self._window_s, self._interval_s = clock, window_s, interval_s
         self._computed_s = -math.inf
         self._measured: list[dict[str, Any]] = []
 
     def rows(self, mode: str, pairs: Sequence[Pair], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS.
-
-        ``mode`` is the order of all requests of this gateway, ``found`` the estimated gain as JSON.
-        """
+        """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS."""
         now_s = self._clock()
         if now_s - self._computed_s >= self._interval_s:
             self._computed_s = now_s
             recent = [pair for pair in pairs if pair.finished_s >= now_s - self._window_s][-MAX_POLICY_REQUESTS:]
-            self._measured = measured(mode, recent, seed=self._seed)
+            self._measured = measured(mode, recent)
         return self._measured + simulated(found)
 
 

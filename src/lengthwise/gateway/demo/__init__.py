@@ -30,15 +30,10 @@ def run(
     """Run and print the demo (``lengthwise serve --demo [--engine-python PYTHON]``); return the gain.
 
     Two vLLMs run on the CPU if an interpreter with vLLM is given (or named by LENGTHWISE_ENGINE_PYTHON, or found in
-    .engines/vllm); otherwise two emulated engines, also with "emulated". The same bursts of ``requests`` go through two
-    gateways in turns, FCFS at ``port`` and ISRTF at ``port`` + 2, each with its admin page at ``admin_port`` and + 2; 0
-    picks free ports. No round starts after ``seconds``; starting vLLM takes about a minute more. Requests and lengths
-    are synthetic (lengths scatter widely around those of such questions); the built-in predictor sees only the prompts.
-
-    Raises:
-        InputError: The interpreter does not exist, or a port is taken.
-        EngineError: The engines do not start.
-        MissingExtraError: The extra ``gateway`` is not installed.
+    .engines/vllm); otherwise two emulated engines, also with "emulated". The same bursts of ``requests`` synthetic
+    requests go through two gateways in turns, FCFS at ``port`` and ISRTF at ``port`` + 2, each with its admin page at
+    ``admin_port`` and + 2; 0 picks free ports. No round starts after ``seconds``. Raises InputError where the
+    interpreter does not exist or a port is taken, EngineError where the engines do not start, and MissingExtraError.
     """
     from lengthwise.gateway.serve import require_extra
 

@@ -14,20 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.demo.engines import MAX_NUM_SEQS, MODEL, Engines
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LengthDistribution
-from lengthwise.statistics import t_half_width
+from lengthwise.statistics import Floats, t_half_width
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from lengthwise.gateway.serve import Gateway
 
-Floats = npt.NDArray[np.float64]
 
 MAX_TOKENS = 1024
 LOAD = 3.0  # rate of a burst relative to the engines' capacity, as in ELIS
@@ -59,10 +58,7 @@ class Question:
 
 
 def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: float) -> list[Question]:
-    """Return the requests of a burst, the same for the same seed and number.
-
-    ``tokens_per_s`` is the capacity of the engines; ``shrink`` divides lengths, for slow engines.
-    """
+    """Return the requests of a burst for engines of a capacity; ``shrink`` divides lengths, for slow engines."""
     rng = np.random.default_rng([seed, number])
     kinds = rng.integers(len(KINDS), size=count)
     medians = np.array([KINDS[kind][1] for kind in kinds], float)
@@ -200,18 +196,14 @@ async def race(
             await gateway.fleet.stable(30.0)
             await _round(gateway, Side(side.mode), make_burst(WARM_UP_ROUND, 8))
         started_s = loop.time()
-        task = asyncio.ensure_future(poll_repeatedly())
-        try:
-            number = 0
-            while number < 2 or loop.time() - started_s < seconds:
-                questions = make_burst(number, requests)
-                for k in (0, 1) if number % 2 == 0 else (1, 0):
-                    await _round(gateways[k], sides[k], questions)
-                number += 1
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            poll()
+        stack.callback(poll)
+        await stack.enter_async_context(background(poll_repeatedly()))
+        number = 0
+        while number < 2 or loop.time() - started_s < seconds:
+            questions = make_burst(number, requests)
+            for k in (0, 1) if number % 2 == 0 else (1, 0):
+                await _round(gateways[k], sides[k], questions)
+            number += 1
     return sides
 
 

@@ -20,8 +20,7 @@ from lengthwise.schema.errors import EngineError
 
 MODEL = "tiny"
 NUM_ENGINES, MAX_NUM_SEQS = 2, 4
-ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Model and scheduler in one process: in two they wait for each other in busy loops."""
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # two would wait in busy loops
 _ENGINE_SIDE = Path(__file__).parent / "engine_side"
 MAKE_MODEL = _ENGINE_SIDE / "make_model.py"  # run by an engine's interpreter: FOLDER [SIZE]
 _STEP_S, _DECODE_S, _PROMPT_S = 0.012, 0.001, 0.0001

@@ -9,7 +9,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.fleet.kubernetes_api import ACCOUNT, ExpiredError, KubernetesClient, KubernetesError
+from lengthwise.gateway.fleet.kubernetes_api import ACCOUNT, KubernetesClient, KubernetesError
 from lengthwise.schema.errors import InputError
 
 _log = logging.getLogger("lengthwise.gateway")
@@ -89,7 +90,6 @@ class Dns:
             await asyncio.sleep(max(_MIN_INTERVAL_S, self._interval_s))
 
 
-SERVICE_LABEL = "kubernetes.io/service-name"
 _FAMILIES = {"IPv4": 0, "IPv6": 1, "FQDN": 2}
 
 
@@ -172,12 +172,11 @@ _GOOD_WATCH_S = 1.0  # a watch that lasted longer was good even without an event
 
 
 class EndpointSlices:
-    """Publish the engines of a Service after every change of its slices.
+    """Publish the engines of a Service, ``namespace/service:port`` (port number or name), after every change of slices.
 
     Lists once, then watches from the version of the list. A watch that ends continues from the last version; an expired
     version or an invalid event leads to a new list. While the API fails, the last result stands and requests back off:
-    0.2 s, doubled up to 30 s, randomly up to half shorter. The target is ``namespace/service:port`` (port number or
-    name); without ``api_url`` the API of the own pod is used; ``timeout_s`` limits the silence of a watch.
+    0.2 s, doubled up to 30 s, randomly up to half shorter. ``timeout_s`` limits the silence of a watch.
     """
 
     def __init__(
@@ -187,7 +186,6 @@ class EndpointSlices:
         *,
         api_url: str | None = None,
         account: Path = ACCOUNT,
-        duration_s: float = WATCH_DURATION_S,
         timeout_s: float = WATCH_TIMEOUT_S,
         rng: random.Random | None = None,
     ) -> None:
@@ -197,9 +195,9 @@ class EndpointSlices:
             rule = "discovery by EndpointSlices needs namespace/service:port, such as default/engines:8000"
             raise InputError(f"{rule}; it is {target!r}")
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        self._selector = f"{SERVICE_LABEL}={service}"
+        self._selector = f"kubernetes.io/service-name={service}"
         self._slices, self.client = Slices(port, template), KubernetesClient(api_url, account=account)
-        self._duration_s, self._timeout_s = duration_s, timeout_s
+        self._timeout_s = timeout_s
         self._rng = rng or random.Random()  # noqa: S311 - backoff, not secrets
         self._version = ""
         self._reset_backoff()
@@ -212,9 +210,6 @@ class EndpointSlices:
                 started_s = loop.time()
                 try:
                     await self._list_and_watch(publish)
-                except ExpiredError:
-                    self._version = ""
-                    await self._back_off("")
                 except KubernetesError as error:
                     if error.status not in (401, 429) and not 500 <= error.status < 600:
                         self._version = ""
@@ -234,9 +229,8 @@ class EndpointSlices:
             self._slices.replace(items)
             self._reset_backoff()
             publish(self._slices.endpoints())
-        events = self.client.watch(
-            self._path, self._selector, self._version, duration_s=self._duration_s, timeout_s=self._timeout_s
-        )
+        limits = {"duration_s": WATCH_DURATION_S, "timeout_s": self._timeout_s}
+        events = self.client.watch(self._path, self._selector, self._version, **limits)
         async with aclosing(events):
             async for event in events:
                 self._reset_backoff()
@@ -277,15 +271,6 @@ def configured_endpoints(config: GatewayConfig) -> tuple[Endpoint, ...]:
     return tuple(Endpoint(name, replace(engine, name=name)) for name, engine in zip(names, config.engines, strict=True))
 
 
-@dataclass(frozen=True)
-class DiscoveryChange:
-    """Valid new configuration; ``sources`` is None if the sources stay."""
-
-    config: GatewayConfig
-    endpoints: tuple[Endpoint, ...]
-    sources: dict[str, _Source] | None
-
-
 class EndpointDiscovery:
     """All sources together; a configured engine hides a discovered one of the same name."""
 
@@ -293,36 +278,33 @@ class EndpointDiscovery:
         self._discovery, self._publish, self._rng = config.discovery, publish, rng
         self._by_source: dict[str, tuple[Endpoint, ...]] = {_CONFIGURED: configured_endpoints(config)}
         self._sources = self._make_sources(config)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._running = AsyncExitStack()
 
     async def start(self) -> None:
         """Publish the configured engines and start the sources."""
         self._publish_all()
-        self._tasks = [
-            asyncio.create_task(self._run_source(name, source), name=f"discovery by {name}")
-            for name, source in self._sources.items()
-        ]
+        for name, source in self._sources.items():
+            await self._running.enter_async_context(background(self._run_source(name, source)))
 
     async def stop(self) -> None:
         """Stop the sources."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._running.aclose()
 
-    def plan(self, config: GatewayConfig) -> DiscoveryChange:
-        """Check another configuration; raise InputError if it is invalid."""
+    def plan(self, config: GatewayConfig) -> tuple[tuple[Endpoint, ...], dict[str, _Source] | None]:
+        """Return the engines and sources of another configuration; None: they stay. Raise InputError if invalid."""
         same = config.discovery == self._discovery
-        return DiscoveryChange(config, configured_endpoints(config), None if same else self._make_sources(config))
+        return configured_endpoints(config), None if same else self._make_sources(config)
 
-    async def apply(self, change: DiscoveryChange) -> None:
-        """Switch to another configuration."""
-        self._discovery, self._by_source[_CONFIGURED] = change.config.discovery, change.endpoints
-        if change.sources is None:
+    async def apply(
+        self, config: GatewayConfig, endpoints: tuple[Endpoint, ...], sources: dict[str, _Source] | None
+    ) -> None:
+        """Switch to another configuration, as planned."""
+        self._discovery, self._by_source[_CONFIGURED] = config.discovery, endpoints
+        if sources is None:
             self._publish_all()
             return
         await self.stop()
-        self._sources = change.sources
+        self._sources = sources
         for name in self._by_source.keys() - self._sources.keys() - {_CONFIGURED}:
             del self._by_source[name]
         await self.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import math
@@ -44,14 +45,11 @@ CACHE = b"vllm:cache_config_info"
 
 @dataclass(frozen=True, slots=True)
 class MetricsSample:
-    """Metrics of an engine at one time; None for one that the engine does not report.
-
-    ``tokens`` counts since the process started; ``started`` is in seconds of the engine's clock.
-    """
+    """Metrics of an engine at one time; None for one that the engine does not report."""
 
     signals: Signals
-    tokens: float | None = None
-    started: float | None = None
+    tokens: float | None = None  # since the process started
+    started: float | None = None  # in seconds of the engine's clock
     kv_tokens: int | None = None
     sleeping: bool = False
 
@@ -96,12 +94,9 @@ def _lines(text: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
         at = start + 1 + len(name)
         labels = _LABELS.match(text, at)
         match = _VALUE.match(text, labels.end() if labels else at)
-        try:
-            value = float(match[1]) if match else -1.0
-        except ValueError:
-            value = -1.0
-        if math.isfinite(value) and value >= 0:
-            yield (labels[1] if labels else b""), value
+        with contextlib.suppress(ValueError):
+            if match and 0 <= (value := float(match[1])) < math.inf:
+                yield (labels[1] if labels else b""), value
         start = text.find(b"\n" + name, at)
 
 
@@ -148,21 +143,14 @@ SMALLER, LARGER = 1, -1  # which priority values run first; 0 for an engine with
 
 @dataclass(frozen=True)
 class EngineMetadata:
-    """Properties of an engine; ``slots`` and ``kv_tokens`` are None if not reported.
-
-    Attributes:
-        slots: Limit of concurrent sequences.
-        priority_sign: SMALLER or LARGER; 0 if the engine accepts no priorities.
-        orders: Whether the engine schedules by priority; None if unknown (vLLM accepts priorities under every policy).
-        prompted: False while the tiny prompt must be repeated.
-    """
+    """Properties of an engine; ``slots`` (concurrent sequences) and ``kv_tokens`` are None if not reported."""
 
     capabilities: Abilities = field(default_factory=Abilities)
     slots: int | None = None
     kv_tokens: int | None = None
-    priority_sign: int = 0
-    orders: bool | None = None
-    prompted: bool = False
+    priority_sign: int = 0  # SMALLER or LARGER; 0 if the engine accepts no priorities
+    orders: bool | None = None  # whether it schedules by priority; None: unknown (vLLM accepts any)
+    prompted: bool = False  # False while the tiny prompt must be repeated
 
 
 class _ProbeClient(Client):
@@ -186,16 +174,8 @@ class _ProbeClient(Client):
 
     async def fetch_object(self, path: str) -> dict[str, Any]:
         """Return a JSON object; an empty one if there is no such response."""
-        body = await self.fetch_any(path)
+        body = await self.fetch_if_ok(path)
         return body if isinstance(body, dict) else {}
-
-    async def fetch_any(self, path: str) -> Any:
-        """Return a JSON value or text; None without a response of status 200."""
-        try:
-            status, body = await self.fetch("GET", self.server.root + path)
-        except RequestError:
-            return None
-        return body if status == 200 else None
 
 
 async def probe_metadata(engine: Engine, session: Any, *, priority: bool) -> EngineMetadata:
@@ -266,7 +246,7 @@ async def _probe_capacity(client: _ProbeClient, metadata: EngineMetadata, *, pri
     """Return the metadata with slots, KV capacity and priorities, from where each kind of engine reports them."""
     capabilities = metadata.capabilities
     if capabilities.engine == "vllm":
-        text = await client.fetch_any("/metrics") if capabilities.metrics else None
+        text = await client.fetch_if_ok("/metrics") if capabilities.metrics else None
         kv_tokens = parse_metrics(text.encode(), 0.0).kv_tokens if isinstance(text, str) else None
         policy: Any = None
         if priority:  # only vLLM's development mode reports its policy

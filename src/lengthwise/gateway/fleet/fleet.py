@@ -6,9 +6,11 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet.discovery import Endpoint, EndpointDiscovery
 from lengthwise.gateway.fleet.health import OutlierDetector
@@ -35,11 +37,8 @@ class _Member:
 class WorkerRegistry:
     """Workers by name: add, drain and remove them as endpoints come and go.
 
-    Args:
-        changed: Called after every change; with True if requests in progress must know at once.
-        renamed: Called when another engine takes a name, before any request goes to it.
-        on_release: Called with a name that its engine gave up.
-        busy: Returns the requests in flight at a worker; None if unknown.
+    ``changed`` is called after every change, with True if requests in progress must know at once; ``renamed`` when
+    another engine takes a name, before any request goes to it; ``on_release`` with a name that its engine gave up.
     """
 
     def __init__(
@@ -122,7 +121,8 @@ class WorkerRegistry:
             return
         del self._members[worker.name]
         self._release_name(worker)
-        worker.release_name()
+        worker.renamed_from, worker.name = worker.name, f"{worker.name} (leaving {worker.epoch})"
+        worker.draining = True
         self._members[worker.name] = member
         self._renamed()
         self._drain(member)
@@ -191,14 +191,9 @@ class Fleet:
     """Workers of a gateway; an async context manager.
 
     A worker that discovery no longer reports gets no new requests; it is removed when its port is closed, no request
-    runs there, or ``resilience.leave_s`` (``drain_s`` without ``busy``) has passed.
-
-    Args:
-        on_change: Called with all worker states after every change, at most once per tick of the event loop.
-        busy: Returns the requests in flight at a worker, by its name; None if unknown.
-
-    Raises:
-        InputError: Two engines have one name, or the target of discovery is invalid.
+    runs there, or ``resilience.leave_s`` (``drain_s`` without ``busy``) has passed. ``on_change`` is called with all
+    worker states after every change, at most once per tick of the event loop; ``busy`` returns the requests in flight
+    at a worker, by its name. Raises InputError where two engines have one name, or the target of discovery is invalid.
     """
 
     def __init__(
@@ -208,11 +203,10 @@ class Fleet:
         on_change: Callable[[Sequence[WorkerState]], None] = lambda _: None,
         *,
         busy: Callable[[str], int] | None = None,
-        seed: int = 0,
     ) -> None:
         self._config, self._clock, self._on_change = config, clock, on_change
         self._outliers = OutlierDetector(config.resilience.open_s)
-        rng = random.Random(seed)  # noqa: S311 - jitter
+        rng = random.Random(0)  # noqa: S311 - jitter
         self._registry = WorkerRegistry(
             config, clock, self._changed, self._publish, self._outliers.discard, busy=busy, rng=rng
         )
@@ -222,40 +216,35 @@ class Fleet:
         self._pending: asyncio.Handle | None = None
         self._pending_is_urgent = False
         self._timer: asyncio.TimerHandle | None = None
-        self._outlier_task: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Start discovery and monitoring."""
+        self._stack.push_async_callback(self._registry.close)
+        self._stack.push_async_callback(self._discovery.stop)
         try:
             await self._discovery.start()
         except BaseException:
             await self.__aexit__()
             raise
-        self._outlier_task = asyncio.create_task(self._run_outlier_detection())
+        await self._stack.enter_async_context(background(self._run_outlier_detection()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop monitoring and close all connections, without a further call of ``on_change``."""
         self._cancel_handles()
         self._on_change = lambda _: None
-        if self._outlier_task is not None:
-            self._outlier_task.cancel()
-            await asyncio.gather(self._outlier_task, return_exceptions=True)
-        await self._discovery.stop()
-        await self._registry.close()
+        await self._stack.aclose()
         self._cancel_handles()
 
     async def configure(self, config: GatewayConfig) -> None:
-        """Apply another configuration, or raise InputError and change nothing.
-
-        Unchanged engines stay, and circuit and connect settings affect new ones only.
-        """
-        change = self._discovery.plan(config)
-        for endpoint in change.endpoints:
+        """Apply another configuration, the circuit to new engines only, or raise InputError and change nothing."""
+        endpoints, sources = self._discovery.plan(config)
+        for endpoint in endpoints:
             await open_session(endpoint.engine, config.resilience).close()  # raises if certificates are unreadable
         self._config = config
         self._registry.configure(config)
-        await self._discovery.apply(change)
+        await self._discovery.apply(config, endpoints, sources)
 
     async def stable(self, timeout_s: float = 30.0) -> bool:
         """Wait until every known worker has been checked once; return False after the timeout."""
@@ -297,13 +286,11 @@ class Fleet:
                 self._registry.check_soon(name)
 
     def erred(self, name: str, caller: Hashable | None) -> None:
-        """Record a request answered with an error; it never opens the circuit of a model's last worker.
-
-        A caller counts once per period; None if a peer served the same request.
-        """
+        """Record a request answered with an error, once per caller and period; None: a peer served the request."""
         worker, now_s = self._registry.get(name), self._clock()
         if worker is None:
             return
+        # An error never opens the circuit of a model's last worker.
         others = [one for one in self._registry if one is not worker and not one.unavailable_reason(now_s)]
         served = {model for one in others for model in one.capabilities.models}
         replaceable = bool(others) and served.issuperset(worker.capabilities.models)
@@ -329,7 +316,7 @@ class Fleet:
         """Record the first output of a request."""
         worker, now_s = self._registry.get(name), self._clock()
         if worker is not None:
-            worker.health.request_succeeded(now_s)
+            worker.health.answered_s = now_s
             if worker.breaker.started(now_s):
                 self._changed(True)
 
@@ -338,7 +325,7 @@ class Fleet:
         worker, now_s = self._registry.get(name), self._clock()
         if worker is not None:
             self._outliers.succeeded(name, model)
-            worker.health.request_succeeded(now_s)
+            worker.health.answered_s = now_s
             if worker.breaker.succeeded(now_s):
                 self._changed(True)
 

@@ -16,14 +16,15 @@ class Health:
     """Result of a worker's health checks: down until the first passes; a single one brings it up again.
 
     A check that only times out does not count while the worker answers requests: a busy engine is healthy.
-    ``detail`` is "" after a passed check; ``was_refused``: a connection was refused since the worker was last up.
+    ``detail`` is "" after a passed check; ``was_refused``: a connection was refused since the worker was last up;
+    ``answered_s``: when it last answered a request.
     """
 
     def __init__(self) -> None:
         self.up = self.was_refused = False
         self.detail = "not checked yet"
         self._failures = 0
-        self._checked_s = self._answered_s = -math.inf
+        self._checked_s = self.answered_s = -math.inf
 
     def passed(self, now_s: float) -> bool:
         """Record a passed check; return whether the worker was down."""
@@ -35,17 +36,13 @@ class Health:
         """Record a check that was REFUSED, UNHEALTHY or TIMEOUT; return whether the worker was up and is now down."""
         self.detail = detail
         previous_s, self._checked_s = self._checked_s, now_s
-        if kind == TIMEOUT and self._answered_s >= previous_s:
+        if kind == TIMEOUT and self.answered_s >= previous_s:
             return False
         self.was_refused |= kind == REFUSED
         self._failures += 1
         changed = self.up and (kind != TIMEOUT or self._failures >= MAX_TIMEOUTS)
         self.up &= not changed
         return changed
-
-    def request_succeeded(self, now_s: float) -> None:
-        """Record that the worker answered a request."""
-        self._answered_s = now_s
 
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
@@ -124,8 +121,7 @@ class Breaker:
 WINDOW_S = 30.0
 MIN_REQUESTS = 10  # fewer requests support no comparison
 ERROR_SHARE, ERROR_FACTOR = 0.3, 3.0
-MIN_CONFIRMED = 3
-"""Requests that a worker rejected and a peer then served, before the worker is ejected for its rejections."""
+MIN_CONFIRMED = 3  # rejected requests that a peer then served, before a worker is ejected for them
 SLOW_FACTOR, SLOW_S = 5.0, 1.0
 _MAX_SAMPLES = 64
 _FORGET_FACTOR = 10.0  # a worker in service for this many times its last ejection starts again with the shortest one

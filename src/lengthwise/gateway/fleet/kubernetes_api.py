@@ -17,13 +17,11 @@ from lengthwise.schema.errors import InputError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_TIMEOUT_S = 30.0
-MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20
-"""Bytes of all pages of a list, and of an event; etcd stores no object above 1.5 MiB."""
+MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20  # of a whole list; of an event (etcd: at most 1.5 MiB)
 _PAGE_SIZE = 100  # slices of a page: each may have 1,000 endpoints and is parsed on the event loop
 
 
-class ExpiredError(Exception):
-    """The version from which a watch should continue is too old; list again."""
+EXPIRED = 410  # status for a watch whose version is too old: list again
 
 
 class KubernetesError(Exception):
@@ -61,7 +59,7 @@ class KubernetesClient:
         await self._session.close()
 
     async def list(self, path: str, selector: str) -> tuple[list[Any], str]:
-        """Return all items and the version from which a watch continues; raise KubernetesError or ExpiredError."""
+        """Return all items and the version from which a watch continues; raise KubernetesError."""
         items: list[Any] = []
         params = {"labelSelector": selector, "limit": str(_PAGE_SIZE)}
         bytes_left = MAX_LIST_BYTES
@@ -82,10 +80,7 @@ class KubernetesClient:
     async def watch(
         self, path: str, selector: str, version: str, *, duration_s: float, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield events until the API ends the watch; raise KubernetesError after ``timeout_s`` of silence.
-
-        ExpiredError means that the version is too old. An incomplete last line is no event.
-        """
+        """Yield complete events until the API ends the watch; raise KubernetesError after ``timeout_s`` of silence."""
         params = {"labelSelector": selector, "watch": "1", "allowWatchBookmarks": "true",
                   "resourceVersion": version, "timeoutSeconds": str(int(duration_s))}  # fmt: skip
         async with self._get(path, params, timeout_s) as response:
@@ -130,20 +125,17 @@ class KubernetesClient:
 
 
 def _require_success(status: int) -> None:
-    if status == 410:
-        raise ExpiredError
     if status != 200:
-        forbidden = "not allowed: the role needs get, list and watch of endpointslices"
-        raise KubernetesError(forbidden if status == 403 else f"http {status}", status)
+        details = {EXPIRED: "", 403: "not allowed: the role needs get, list and watch of endpointslices"}
+        raise KubernetesError(details.get(status, f"http {status}"), status)
 
 
 def _parse_object(body: bytes, kind: str) -> dict[str, Any]:
-    parsed = None
     with contextlib.suppress(ValueError, RecursionError):
         parsed = json.loads(body)
-    if not isinstance(parsed, dict):
-        raise KubernetesError(f"{kind} that is no JSON object")
-    return parsed
+        if isinstance(parsed, dict):
+            return parsed
+    raise KubernetesError(f"{kind} that is no JSON object")
 
 
 def _parse_event(line: bytes) -> dict[str, Any]:
@@ -151,7 +143,7 @@ def _parse_event(line: bytes) -> dict[str, Any]:
     if not isinstance(event.get("object"), dict):
         raise KubernetesError("an event without an object")
     if event.get("type") == "ERROR":
-        if event["object"].get("code") == 410:
-            raise ExpiredError
+        if event["object"].get("code") == EXPIRED:
+            raise KubernetesError("", EXPIRED)
         raise KubernetesError(str(event["object"].get("message", "an error"))[:200])
     return event

@@ -30,16 +30,11 @@ _MIN_RATE_PERIOD_S = 0.05
 
 
 class Worker:
-    """Engine behind the gateway.
+    """Engine behind the gateway, at ``url`` without ``/v1``, with an aiohttp session that has its key and certificates.
 
-    Attributes:
-        url: Address without ``/v1``.
-        session: aiohttp session with the key and certificates of the engine.
-        identified: Whether ``metadata`` belongs to the process that runs now.
-        epoch: Number of restarts; counts on when another engine takes the name.
-        draining: Whether discovery withdrew the worker.
-        ejected: Whether outlier ejection excludes the worker.
-        renamed_from: Name before another engine took it, or "".
+    ``identified``: ``metadata`` belongs to the process that runs now. ``epoch`` counts restarts, and counts on when
+    another engine takes the name; ``renamed_from`` is the name before that. ``draining``: discovery withdrew it;
+    ``ejected``: outlier ejection excludes it.
     """
 
     def __init__(self, engine: Engine, resilience: ResilienceConfig, dispatch: Dispatch, *, epoch: int = 0) -> None:
@@ -151,11 +146,6 @@ class Worker:
         self.sample = self.tokens_per_s = None
         self.breaker.reset()
 
-    def release_name(self) -> None:
-        """Drain under another name, because another engine takes this one."""
-        self.renamed_from, self.name = self.name, f"{self.name} (leaving {self.epoch})"
-        self.draining = True
-
     def _ramp(self, now_s: float) -> int | None:
         """Return the limit of requests during recovery; None outside of it."""
         limit = self.engine.in_flight or self.metadata.slots or self._dispatch.start
@@ -173,8 +163,7 @@ _JITTER = 0.2
 _MIN_CHECK_S = 0.1  # shortest time between two checks, even while requests fail
 _MAX_BODY_BYTES = 1 << 16
 MODELS_EVERY_S = 30.0
-IDENTITY = ("url", "name", "kind", "api_key", "tls")
-"""Settings of an engine; a change of one makes it another engine, or needs another session."""
+IDENTITY = ("url", "name", "kind", "api_key", "tls")  # a change makes it another engine or session
 MIN_PROMPT_WAIT_S, MAX_PROMPT_WAIT_S = 1.0, 60.0  # wait before the tiny prompt is sent again, doubled each time
 
 

@@ -39,14 +39,10 @@ class Forecaster(Listener):
     """Predict lengths and learn from finished requests; an async context manager.
 
     A predictor of this package that takes less than ``inline_below_s`` per prompt runs on the event loop; any other one
-    runs in a process, which may hang or crash. Without a result in time, the prediction is the distribution of the last
-    finished outputs.
-
-    Args:
-        late: Called with a prediction that came after its deadline.
-        predictor: Replaces the configured one; it must be picklable unless it runs on the event loop.
-        place: "inline", "process", or "auto".
-        use_requested: Whether a length that the client fixes counts as known.
+    runs in a process, which may hang or crash (``place``: "inline", "process" or "auto"). Without a result in time, the
+    prediction is the distribution of the last finished outputs; ``late`` is called with the later one. ``predictor``
+    replaces the configured one, and must be picklable for a process. With ``use_requested`` a length that the client
+    fixes counts as known.
     """
 
     def __init__(
@@ -137,10 +133,7 @@ class Forecaster(Listener):
         return LengthPrediction(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """Learn from a finished request unless its length was fixed.
-
-        An output of the allowed length, or with ``detail`` "length", is censored.
-        """
+        """Learn from a finished request unless its length was fixed; ``detail`` "length" marks a censored output."""
         prediction, tokens = request.length_prediction, request.generated_tokens
         if outcome is not Outcome.FINISHED or not isinstance(prediction, Belief) or not self.config.learn:
             return
@@ -162,7 +155,7 @@ class Forecaster(Listener):
             "late": self.late_answers,
             "faults": dict(self.faults.faults),
             "last_error": self.faults.last_error,
-            "process": {} if runner is None else runner.state(),
+            "process": runner.state() if isinstance(runner, ProcessRunner) else {},
             "drifts": self.drifts,
             "drifted_s": self.drifted_s,
             **self.learner.state(),

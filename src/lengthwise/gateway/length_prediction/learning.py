@@ -50,14 +50,13 @@ REFERENCE, DRIFT_WINDOW, ALPHA = 512, 128, 0.001
 class Drift:
     """Drift detector: compares each window of residuals with the first ones.
 
-    A residual is the logarithm of length over predicted median, before any correction. Every ``window`` of them is
-    tested against the first ``reference``, by the Kolmogorov-Smirnov statistic or, with censored outputs, by the
-    log-rank test (Mantel 1966). Without a change a test alarms with probability ``alpha`` at most (asymptotically):
-    one false alarm in window / alpha requests, 128,000 by default. After an alarm the window starts a new reference.
+    A residual is the logarithm of length over predicted median, before any correction. Every DRIFT_WINDOW of them are
+    tested against the first REFERENCE, by the Kolmogorov-Smirnov statistic or, with censored outputs, by the log-rank
+    test (Mantel 1966). Without a change a test alarms with probability ALPHA at most (asymptotically): one false alarm
+    in DRIFT_WINDOW / ALPHA = 128,000 requests. After an alarm the window starts a new reference.
     """
 
-    def __init__(self, reference: int = REFERENCE, window: int = DRIFT_WINDOW, alpha: float = ALPHA) -> None:
-        self.reference, self.window, self.alpha = reference, window, alpha
+    def __init__(self) -> None:
         self.tests = self.alarms = self.seen = 0
         self.last_at: int | None = None
         self._reference: list[tuple[float, bool]] = []
@@ -66,16 +65,16 @@ class Drift:
     def add(self, residual: float, *, censored: bool) -> bool:
         """Add a residual; return whether it completes a window that drifted."""
         self.seen += 1
-        if len(self._reference) < self.reference:
+        if len(self._reference) < REFERENCE:
             self._reference.append((residual, censored))
             return False
         self._new.append((residual, censored))
-        if len(self._new) < self.window:
+        if len(self._new) < DRIFT_WINDOW:
             return False
         new, self._new = self._new, []
         self.tests += 1
         (x, x_censored), (y, y_censored) = (np.array(sample).T for sample in (self._reference, new))
-        if not differ(x, x_censored > 0, y, y_censored > 0, self.alpha):
+        if not differ(x, x_censored > 0, y, y_censored > 0, ALPHA):
             return False
         self.alarms += 1
         self.last_at, self._reference = self.seen, new
@@ -87,7 +86,7 @@ class Drift:
             "tests": self.tests,
             "alarms": self.alarms,
             "finished_since": None if self.last_at is None else self.seen - self.last_at,
-            "false_alarms_a_test": self.alpha,
+            "false_alarms_a_test": ALPHA,
         }
 
 
@@ -124,26 +123,25 @@ def log_rank(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools) -> floa
 WINDOW, HALF_LIFE = 512, 256.0  # remembered outputs, and after how many more an output counts half
 _LOW, _MEDIAN, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.1, 0.5, 0.9))
 _MIN_SPREAD = 0.05
-_MIN_OUTPUTS, _SHRINK = 8, 8.0
-"""Outputs from which on the scale is corrected, and outputs at which the correction has half its weight."""
+_MIN_OUTPUTS, _SHRINK = 8, 8.0  # outputs that correct the scale, and that give it half its weight
 _SHAPE_FROM, _SHAPE_FULL = 32, 96  # between these numbers of outputs the conformal correction takes over
 _COVERED = (0.1, 0.5, 0.8, 0.9)
 
 
 class Ring:
-    """The last ``size`` rows of numbers, oldest first."""
+    """The last WINDOW rows of numbers, oldest first."""
 
-    def __init__(self, columns: int, size: int = WINDOW) -> None:
-        self._rows, self._end, self.count, self._size = np.empty((2 * size, columns)), 0, 0, size
+    def __init__(self, columns: int) -> None:
+        self._rows, self._end, self.count = np.empty((2 * WINDOW, columns)), 0, 0
 
     def add(self, row: Any) -> None:
-        """Append a row and drop the oldest one beyond ``size``."""
+        """Append a row and drop the oldest one beyond WINDOW."""
         if self._end == len(self._rows):
             rows = self.rows.copy()
             self._rows[: len(rows)], self._end = rows, len(rows)
         self._rows[self._end] = row
         self._end += 1
-        self.count = min(self.count + 1, self._size)
+        self.count = min(self.count + 1, WINDOW)
 
     def truncate(self, last: int) -> None:
         """Forget all rows but the last ones."""
@@ -193,7 +191,7 @@ class Learned:
         self._new += 1
         drifted = self.drift.add(float(residuals[_MEDIAN]), censored=censored)
         if drifted:
-            self._residuals.truncate(self.drift.window)
+            self._residuals.truncate(DRIFT_WINDOW)
             self._levels.truncate(0)
         if drifted or self._new >= min(self.every, max(_MIN_OUTPUTS, self._residuals.count // 2)):
             self._correct()
@@ -271,13 +269,10 @@ _RANKED, _MAX_REPORTED = 256, 16
 
 
 class Learner:
-    """Corrections and priors by model, and the rank correlation of predictions.
+    """Corrections and priors of the MAX_MODELS models of the last requests, and the rank correlation of predictions."""
 
-    Beyond ``max_models`` the model that was longest without a finished request is forgotten.
-    """
-
-    def __init__(self, every: int, max_models: int = MAX_MODELS) -> None:
-        self._every, self._max_models = every, max_models
+    def __init__(self, every: int) -> None:
+        self._every = every
         self._models: OrderedDict[str, tuple[Learned, Lengths]] = OrderedDict()
         self._all = Lengths(every)
         self._ranked: deque[tuple[float, int]] = deque(maxlen=_RANKED)
@@ -299,7 +294,7 @@ class Learner:
         """Learn from an output that finished or reached its limit; return whether lengths drifted."""
         if model not in self._models:
             self._models[model] = (Learned(self._every), Lengths(self._every))
-            if len(self._models) > self._max_models:
+            if len(self._models) > MAX_MODELS:
                 self._models.popitem(last=False)
         self._models.move_to_end(model)
         learned, lengths = self._models[model]

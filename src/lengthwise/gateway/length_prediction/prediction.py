@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,14 +35,11 @@ STATISTICS: dict[str, Callable[[Floats], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Belief(LengthPrediction):
-    """Prediction with its origin: ``raw`` [25] before correction and ``complete`` [25] after, both without limits.
+    """Prediction with its origin."""
 
-    ``first_tokens`` is the statistic before the first token.
-    """
-
-    raw: Floats | None = None
-    complete: Floats | None = None
-    first_tokens: float = 0.0
+    raw: Floats | None = None  # [25] before correction, without limits
+    complete: Floats | None = None  # [25] after correction, without limits
+    first_tokens: float = 0.0  # the statistic before the first token
 
 
 def condition(row: Floats, tokens_so_far: int) -> Floats:
@@ -93,7 +92,15 @@ def truncate_text(text: str | None) -> str:
 
 def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
     """Return a predictor's rows, each checked; an exception or an invalid result counts as a fault."""
-    result = _Result(n := len(queries))
+    n = len(queries)
+    value: Any = None
+    failure: Exception | None = None
+
+    def repeat(*_: Any) -> Any:
+        if failure is not None:
+            raise failure
+        return value
+
     try:
         text, prompt_lengths, models, ages, output = (
             [getattr(query, name) for query in queries]
@@ -103,44 +110,28 @@ def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
         prompts = Prompts(n, text, prompt_tokens, models, output if any(output) else None)
         so_far: Any = np.array(ages, np.int64) if max(ages, default=0) else 0
         try:
-            result.value = predictor.predict(prompts, so_far)
+            value = predictor.predict(prompts, so_far)
         except Exception as error:  # noqa: BLE001 - any predictor may run here
-            result.error = error
-        if isinstance(so_far, int) and result.is_valid():
-            return PredictedRows(result.value.tokens, np.ones(n, bool))
-        rows = (guard := Guarded(result, _FALLBACK, MAX_TOKENS)).predict(prompts, so_far).tokens
+            failure = error
+        if isinstance(so_far, int) and _is_checked(value, n):
+            return PredictedRows(value.tokens, np.ones(n, bool))
+        outcome: Any = SimpleNamespace(predict=repeat)
+        rows = (guard := Guarded(outcome, _FALLBACK, MAX_TOKENS)).predict(prompts, so_far).tokens
     except Exception as error:  # noqa: BLE001 - even checking may fail, such as for lack of memory
         return PredictedRows(np.ones((n, len(LEVELS))), np.zeros(n, bool), {"raised": n}, _location(error))
     faults = {kind: count for kind, count in guard.faults_.items() if count}
-    cause = guard.last_error_ and (_location(result.error) if result.error else "no numbers")
+    cause = guard.last_error_ and (_location(failure) if failure else "no numbers")
     return PredictedRows(rows, rows[:, 0] <= MAX_TOKENS, faults, cause)
 
 
-class _Result:
-    """The result of a predictor, as a predictor for ``Guarded``."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.value: Any = None
-        self.error: Exception | None = None
-
-    def is_valid(self) -> bool:
-        """Return whether the result is a checked distribution within MAX_TOKENS, which needs no guard."""
-        return (
-            isinstance(self.value, LengthDistribution)
-            and self.value.levels is LEVELS
-            and self.value.tokens.shape == (self.n, len(LEVELS))
-            and bool((self.value.tokens[:, -1] <= MAX_TOKENS).all())
-        )
-
-    def fit(self, samples: Any) -> Any:
-        raise NotImplementedError
-
-    def predict(self, prompts: Any, tokens_so_far: Any = 0) -> Any:
-        del prompts, tokens_so_far
-        if self.error is not None:
-            raise self.error
-        return self.value
+def _is_checked(value: Any, n: int) -> bool:
+    """Return whether a result is a checked distribution within MAX_TOKENS, which needs no guard."""
+    return (
+        isinstance(value, LengthDistribution)
+        and value.levels is LEVELS
+        and value.tokens.shape == (n, len(LEVELS))
+        and bool((value.tokens[:, -1] <= MAX_TOKENS).all())
+    )
 
 
 def _location(error: BaseException) -> str:
@@ -150,48 +141,40 @@ def _location(error: BaseException) -> str:
     return f"{type(error).__name__}{at}"
 
 
-def measure_latency_s(predictor: Any, clock: Callable[[], float] = time.perf_counter) -> float:
+def measure_latency_s(predictor: Any) -> float:
     """Return the seconds of a warm predictor for one prompt of about 700 bytes; inf if it fails."""
     query, best_s = Query(_SAMPLE, 180, "unknown"), float("inf")
     for repeat in range(_WARMUP + _REPEATS):
-        start_s = clock()
+        start_s = time.perf_counter()
         if not predict_rows(predictor, [query]).valid.all():
             return float("inf")
         if repeat >= _WARMUP:
-            best_s = min(best_s, clock() - start_s)
+            best_s = min(best_s, time.perf_counter() - start_s)
     return best_s
 
 
 PendingRow = asyncio.Future[Floats | None]  # [25] quantiles, or None without a usable row; never an exception
 
 
-def settle(rows: Iterable[PendingRow]) -> None:
-    """Resolve pending rows without a result."""
-    for row in rows:
-        if not row.done():
-            row.set_result(None)
-
-
 class FaultCounter:
     """Faults by kind, and the last error."""
 
     def __init__(self) -> None:
-        self.faults: dict[str, int] = {}
+        self.faults: Counter[str] = Counter()
         self.last_error: str | None = None
 
     def add(self, faults: Mapping[str, int], error: str | None = None) -> None:
         """Add counts of faults."""
-        for kind, count in faults.items():
-            self.faults[kind] = self.faults.get(kind, 0) + count
+        self.faults.update(faults)
         if error is not None:
             self.last_error = error[:500]
 
 
-def resolve(pending: Sequence[PendingRow], predicted: PredictedRows) -> None:
-    """Give pending rows their results."""
+def resolve(pending: Iterable[PendingRow], predicted: PredictedRows | None = None) -> None:
+    """Give pending rows their results; None without any."""
     for index, row in enumerate(pending):
         if not row.done():
-            row.set_result(predicted.rows[index] if predicted.valid[index] else None)
+            row.set_result(predicted.rows[index] if predicted and predicted.valid[index] else None)
 
 
 _MAX_BATCH = 16  # queries of one batch; more wait for the next tick of the loop, so that other tasks run in between
@@ -211,7 +194,7 @@ class InlineRunner:
 
     async def stop(self) -> None:
         """Resolve all waiting queries without a result."""
-        settle(row for _, row in self._queue)
+        resolve(row for _, row in self._queue)
         self._queue = []
 
     def submit(self, query: Query) -> PendingRow:
@@ -223,10 +206,6 @@ class InlineRunner:
         row: PendingRow = loop.create_future()
         self._queue.append((query, row))
         return row
-
-    def state(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
 
     def _gather(self) -> None:
         """Start the batch when no more queries come, or it is full."""

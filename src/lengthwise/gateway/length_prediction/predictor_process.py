@@ -66,22 +66,14 @@ _TERMINATE_S = 2.0
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """Limits of a predictor's process.
+    """Limits of a predictor's process."""
 
-    Attributes:
-        start_s: Timeout of its start.
-        hang_s: Timeout of a response, after which the process is killed.
-        backoff_s: Wait before a restart; doubled with every failure in a row, up to ``max_backoff_s``.
-        max_waiting: Queries that may wait; further ones get no result.
-        max_bytes: Memory of the process.
-    """
-
-    start_s: float = 60.0
-    hang_s: float = 5.0
-    backoff_s: float = 0.1
+    start_s: float = 60.0  # timeout of its start
+    hang_s: float = 5.0  # timeout of a response, after which the process is killed
+    backoff_s: float = 0.1  # wait before a restart; doubled with every failure in a row
     max_backoff_s: float = 30.0
-    max_waiting: int = 2048
-    max_bytes: int = 8 << 30
+    max_waiting: int = 2048  # queries that may wait; further ones get no result
+    max_bytes: int = 8 << 30  # memory of the process
 
 
 class ProcessRunner:
@@ -216,7 +208,7 @@ class ProcessRunner:
         """Kill the process; waiting queries get no result."""
         self.up = False
         process, self._process = self._process, None
-        prediction.settle([*self._batch, *(row for _, row in self._queue)])
+        prediction.resolve([*self._batch, *(row for _, row in self._queue)])
         self._batch = []
         self._queue.clear()
         self._wake.clear()

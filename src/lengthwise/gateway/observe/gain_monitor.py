@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any, Self
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.observe.ordering_gain import MIN_REQUESTS, TOO_FEW, Gain, as_json
 from lengthwise.gateway.observe.trace import Trace, of_rows
@@ -20,11 +21,11 @@ MAX_ROWS = 5000
 
 
 class Record(RequestTraces):
-    """The last ``max_rows`` rows; a listener, or subscribe ``append`` to existing traces (``telemetry.traces``)."""
+    """The last MAX_ROWS rows; a listener, or subscribe ``append`` to existing traces (``telemetry.traces``)."""
 
-    def __init__(self, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.rows: deque[Row] = deque(maxlen=max_rows)
+        self.rows: deque[Row] = deque(maxlen=MAX_ROWS)
         self.append = self.rows.append
         self.subscribe(self.append)
 
@@ -45,18 +46,16 @@ class Monitor:
     def __init__(self, record: Record, order: Order = Order(), *, interval_s: float = INTERVAL_S) -> None:  # noqa: B008
         self._record, self.order, self._interval_s = record, order, interval_s
         self.found: dict[str, Any] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._running = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Start."""
-        self._task = asyncio.ensure_future(self._run())
+        await self._running.enter_async_context(background(self._run()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop, also an estimate that is running."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._running.aclose()
 
     async def poll(self) -> dict[str, Any]:
         """Estimate the gain on the recorded traffic."""

@@ -1,14 +1,11 @@
 """Estimate of the gain of length-aware ordering on recorded traffic, with confidence intervals.
 
-Engines are fitted to the observations, and the simulator serves the recorded requests under FCFS and the length-aware
-orders with the gateway's own ranks and preemptions (``replay``).
-
-Intervals come from a block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with replacement,
-including their gaps, so that bursts stay bursts; all orders serve the same draws. The standard deviation of the
-draws' log ratios, on a variance-stabilizing scale, is laid around the recorded traffic's own value, with Student's
-factor for the number of blocks. A short record shows less of a heavy tail than exists: on an M/G/1 queue of 1,500
-requests with such lengths, 97.5 % intervals cover the theoretical value in 90 % of runs, and all others underestimate
-the gain.
+The simulator serves the recorded requests on engines fitted to the observations (``replay``). Intervals come from a
+block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with their gaps, so that bursts stay bursts; all
+orders serve the same draws. The standard deviation of the draws' log ratios, on a variance-stabilizing scale, is laid
+around the recorded traffic's own value, with Student's factor for the number of blocks. A short record shows less of a
+heavy tail than exists: on an M/G/1 queue of 1,500 requests with such lengths, 97.5 % intervals cover the theoretical
+value in 90 % of runs, and all others underestimate the gain.
 """
 
 from __future__ import annotations
@@ -61,6 +58,7 @@ class Change:
 
 
 NO_CHANGE = Change(math.nan, math.nan, math.nan)
+LEVEL = 0.975
 
 
 @dataclass(frozen=True)
@@ -85,35 +83,22 @@ class OrderTimes:
 
 @dataclass(frozen=True)
 class Gain:
-    """Estimated gain of length-aware ordering.
+    """Estimated gain of length-aware ordering."""
 
-    Attributes:
-        decision: One of this module's constants; ``description`` gives the reason.
-        requests: Requests used; those of engines without streamed responses are not.
-        span_s: First arrival to last.
-        waited_share: Observed share of all JCT before a slot was free.
-        observed_jct_s: Mean; ``fcfs_jct_s`` is the mean under simulated FCFS.
-        in_order: Whether requests were really served FCFS, so that both means are comparable.
-        cuts: Change of the mean JCT from srtf to isrtf: the effect of preemption.
-        times: FCFS first.
-        services: Fitted engines, one per pool.
-        level: Confidence of each interval; those of both orders hold together with 95 %.
-    """
-
-    decision: str
+    decision: str  # one of this module's constants; ``description`` gives the reason
     description: str
-    requests: int
-    span_s: float
-    waited_share: float = math.nan
-    observed_jct_s: float = math.nan
+    requests: int  # requests used; those of engines without streamed responses are not
+    span_s: float  # first arrival to last
+    waited_share: float = math.nan  # observed share of all JCT before a slot was free
+    observed_jct_s: float = math.nan  # mean; ``fcfs_jct_s`` is the mean under simulated FCFS
     fcfs_jct_s: float = math.nan
     fcfs_p99_jct_s: float = math.nan
-    in_order: bool = False
+    in_order: bool = False  # whether requests were really served FCFS, so that both means are comparable
     orders: tuple[OrderGain, ...] = ()
-    cuts: Change = NO_CHANGE
-    times: tuple[OrderTimes, ...] = ()
-    services: tuple[Service, ...] = field(default=())
-    level: float = 0.975
+    cuts: Change = NO_CHANGE  # change of the mean JCT from srtf to isrtf: the effect of preemption
+    times: tuple[OrderTimes, ...] = ()  # FCFS first
+    services: tuple[Service, ...] = field(default=())  # fitted engines, one per pool
+    level: float = LEVEL  # confidence of each interval; those of both orders hold together with 95 %
 
     @property
     def model_error(self) -> float:
@@ -202,7 +187,6 @@ def _percent(share: float) -> str:
 
 MIN_REQUESTS = 200
 DRAWS = 100
-LEVEL = 0.975
 ORDER = Order()
 MAX_REQUESTS = 5000
 BLOCKS = 12  # blocks of a draw, as long as blocks have at least 50 requests
@@ -212,20 +196,9 @@ _LINEAR_LOG = 0.05  # log ratios scatter in proportion to their square far above
 _MAX_STABILIZED = 0.98
 
 
-def gain(
-    trace: Trace,
-    order: Order = ORDER,
-    *,
-    draws: int = DRAWS,
-    level: float = LEVEL,
-    seed: int = 0,
-    max_requests: int = MAX_REQUESTS,
-) -> Gain:
-    """Estimate the gain of the orders of ``ORDERS`` on the last ``max_requests`` requests of a trace.
-
-    Intervals have confidence ``level`` and come from ``draws`` bootstrap samples.
-    """
-    trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
+def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 0) -> Gain:
+    """Estimate the gain of ORDERS on the last MAX_REQUESTS requests of a trace, with intervals from bootstrap draws."""
+    trace = trace.take(np.arange(max(0, len(trace) - MAX_REQUESTS), len(trace)))
     if len(trace) < MIN_REQUESTS:
         text = f"{len(trace)} requests got a response so far; at least {MIN_REQUESTS} are needed."
         return Gain(TOO_FEW, text, len(trace), trace.span_s)
@@ -239,7 +212,7 @@ def gain(
     drawn = [_ratios([pool.draw(rng, order) for pool in pools]) for _ in range(draws)]
 
     def change(*key: str) -> Change:
-        return _change(ratios[key], [draw[key] for draw in drawn], level)
+        return _change(ratios[key], [draw[key] for draw in drawn])
 
     runs = _merged(replayed)
     means_s = {name: _times(run.jct_s) for name, run in runs.items()}
@@ -262,7 +235,6 @@ def gain(
         cuts=change(*_CUTS),
         times=tuple(OrderTimes(name, means_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
         services=tuple(pool.service for pool in pools),
-        level=level,
     )
     decision, description = decide(undecided)
     return replace(undecided, decision=decision, description=description)
@@ -315,11 +287,11 @@ def _ratios(pools: list[dict[str, Replayed]]) -> dict[tuple[str, ...], float]:
     return ratios
 
 
-def _change(ratio: float, drawn: list[float], level: float) -> Change:
+def _change(ratio: float, drawn: list[float]) -> Change:
     """Return a ratio minus 1, with its interval."""
     if len(drawn) < 2:
         return Change(ratio - 1, math.nan, math.nan)
-    half = t_quantile(level, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
+    half = t_quantile(LEVEL, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
     center = float(_stabilized(np.log([ratio]))[0])
     ends = np.array([center - half, center + half])
     share = np.minimum(np.abs(ends), _MAX_STABILIZED)  # the inverse of _stabilized follows
@@ -352,9 +324,9 @@ _LABELS = {
 }
 
 
-def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 0) -> Gain:
+def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS) -> Gain:
     """Estimate the gain on a journal's traffic; raise InputError if the file is no readable journal."""
-    return gain(of_journal(path), order, draws=draws, seed=seed)
+    return gain(of_journal(path), order, draws=draws)
 
 
 def text_report(gain: Gain) -> str:

@@ -37,25 +37,16 @@ _EXACT = 0.02  # relative errors below it count squared, larger ones linearly: a
 
 @dataclass(frozen=True)
 class Service:
-    """Pool of equal engines.
+    """Pool of equal engines."""
 
-    Attributes:
-        step_s: Fixed seconds of a step, to which ``seq_s`` per sequence and ``prompt_s`` per prompt token are added.
-        front_s: Network and parsing, both ways.
-        max_num_seqs: Concurrency limit of an engine; None: never reached.
-        engines: Engines at a time: successive names of one engine count once.
-        waited_share: Share of all JCT before a slot was free.
-        error: Median relative error of the seconds from first token to finish.
-    """
-
-    step_s: float
+    step_s: float  # fixed, to which ``seq_s`` per sequence and ``prompt_s`` per prompt token are added
     seq_s: float
     prompt_s: float
-    front_s: float
-    max_num_seqs: int | None
-    engines: int
-    waited_share: float
-    error: float
+    front_s: float  # network and parsing, both ways
+    max_num_seqs: int | None  # concurrency limit of an engine; None: never reached
+    engines: int  # engines at a time: successive names of one engine count once
+    waited_share: float  # share of all JCT before a slot was free
+    error: float  # median relative error of the seconds from first token to finish
 
 
 def fit(trace: Trace) -> Service:

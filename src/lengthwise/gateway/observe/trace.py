@@ -23,26 +23,20 @@ _MAX_S = 1e11  # beyond it a double does not resolve microseconds
 
 @dataclass(frozen=True)
 class Trace:
-    """[n] columns in order of arrival, of requests with at least one output token.
-
-    Times of arrival, first dispatch, first token (NaN for buffered responses) and finish are measured at the gateway
-    from any origin. ``predicted_tokens`` dates from before the first token, ``repredictions`` are (tokens so far,
-    total). ``complete``: the request ran at one worker from dispatch to finish. ``worker`` and ``model`` index
-    ``workers`` and ``models``.
-    """
+    """[n] columns by arrival, of requests with an output token; times at the gateway, from any origin."""
 
     arrival_s: Floats
     prompt_tokens: Ints
     output_tokens: Ints
-    predicted_tokens: Floats
-    dispatched_s: Floats
-    first_token_s: Floats
+    predicted_tokens: Floats  # before the first token
+    dispatched_s: Floats  # the first time
+    first_token_s: Floats  # NaN for buffered responses
     finished_s: Floats
     queued_for_s: Floats
-    complete: Bools
-    worker: Ints
-    model: Ints
-    repredictions: tuple[tuple[tuple[int, float], ...], ...]
+    complete: Bools  # whether the request ran at one worker from dispatch to finish
+    worker: Ints  # index of ``workers``
+    model: Ints  # index of ``models``
+    repredictions: tuple[tuple[tuple[int, float], ...], ...]  # (tokens so far, total)
     models: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
 
@@ -173,10 +167,7 @@ def is_measurable(trace: Trace) -> bool:
 
 
 def with_first_tokens(trace: Trace) -> tuple[Trace, Bools]:
-    """Return the trace with missing first tokens estimated, and [n] whether each was observed.
-
-    The estimate goes back from the finish by the tokens times the median time per token, at most to the dispatch.
-    """
+    """Return the trace with missing first tokens estimated by the median time per token, and [n] which are observed."""
     is_observed = np.isfinite(trace.first_token_s)
     if is_observed.all():
         return trace, is_observed
@@ -187,11 +178,8 @@ def with_first_tokens(trace: Trace) -> tuple[Trace, Bools]:
 
 
 def max_concurrency_at_first_tokens(trace: Trace) -> int:
-    """Return the maximum number of running requests at a worker when a first token came, ignoring the top 1 %.
-
-    Engines start requests in order: earlier dispatches that are unfinished by then run as well.
-    """
-    counts = [1]
+    """Return the maximum number of running requests at a worker when a first token came, ignoring the top 1 %."""
+    counts = [1]  # engines start requests in order: earlier dispatches that are unfinished by then run as well
     for worker in np.unique(trace.worker):
         rows = np.flatnonzero((trace.worker == worker) & trace.complete)
         rows = rows[np.argsort(trace.dispatched_s[rows], kind="stable")]

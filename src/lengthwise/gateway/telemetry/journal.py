@@ -24,44 +24,29 @@ _MAX_INTEGER = 1 << 53  # larger integers lose digits in JSON readers that use d
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Finished request, without prompt, key or text; times are of the gateway's clock, NaN if they never happened.
+    """Finished request, without prompt, key or text; times are of the gateway's clock, NaN if they never happened."""
 
-    Attributes:
-        id: In order of arrival.
-        priority: Class; smaller ones are scheduled earlier.
-        arrival_s: When the body was complete.
-        prompt_tokens: Counted or estimated.
-        predicted_tokens: Predicted before the first token, by ``source``.
-        predicted_level: Share of the predicted distribution below the true length, 0 to 1: uniform if predictions
-            are calibrated.
-        queued_for_s: Total time in the gateway's queue; ``served_s`` is the total time at workers.
-        dispatched_s: First dispatch to a worker; ``worker`` is the last one.
-        first_token_s: NaN for a buffered response.
-        resumed_tokens: Tokens retained over preemptions and failovers.
-        failovers: Number of worker failures.
-    """
-
-    id: int
+    id: int  # in order of arrival
     model: str
     tenant: str
-    priority: int
-    arrival_s: float
-    prompt_tokens: int
+    priority: int  # class; smaller ones are scheduled earlier
+    arrival_s: float  # when the body was complete
+    prompt_tokens: int  # counted or estimated
     max_tokens: int
-    predicted_tokens: float
+    predicted_tokens: float  # predicted before the first token, by ``source``
     source: str
-    predicted_level: float
+    predicted_level: float  # share of the prediction below the true length: uniform if calibrated
     repredictions: tuple[Reprediction, ...]
     output_tokens: int
-    queued_for_s: float
-    dispatched_s: float
-    first_token_s: float
+    queued_for_s: float  # total time in the gateway's queue; ``served_s`` is the total time at workers
+    dispatched_s: float  # first dispatch to a worker; ``worker`` is the last one
+    first_token_s: float  # NaN for a buffered response
     finished_s: float
     served_s: float
     worker: str
     preemptions: int
-    resumed_tokens: int
-    failovers: int
+    resumed_tokens: int  # tokens retained over preemptions and failovers
+    failovers: int  # number of worker failures
     outcome: str
 
     @property
@@ -236,10 +221,7 @@ class Journal:
 
 
 def read(path: Path | str) -> Iterator[tuple[int, Row]]:
-    """Yield (run, row) of a journal in order of finish, times in seconds since 1970; raise InputError if it is none.
-
-    A run is one life of a gateway. Torn and invalid lines are skipped.
-    """
+    """Yield (life of the gateway, row) by finish, in seconds since 1970; raise InputError if it is no journal."""
     return _runs([Path(path)])
 
 
@@ -273,7 +255,7 @@ def _runs(files: Iterable[Path]) -> Iterator[tuple[int, Row]]:
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line that is a JSON object."""
+    """Yield each line that is a JSON object; torn and invalid ones are skipped."""
     try:
         with file.open("rb") as lines:
             for line in lines:

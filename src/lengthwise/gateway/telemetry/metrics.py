@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.replanning import ReplanningState
-from lengthwise.gateway.request import Outcome, Rejection, Request
+from lengthwise.gateway.request import Outcome, Request
 from lengthwise.gateway.scheduling import Phase, Statistics
 from lengthwise.gateway.telemetry.journal import Row
 from lengthwise.schema.errors import MissingExtraError
@@ -236,7 +236,7 @@ class Metrics(Listener):
     """Count requests, and collect all metrics for a Prometheus registry.
 
     ``statistics`` returns the scheduler's state, read at each collection; without it there are no metrics of queue and
-    workers. ``tenants`` is the maximum number of tenant labels, ``phases`` the schedule in use or None.
+    workers. ``phases`` is the schedule in use or None.
     """
 
     def __init__(
@@ -244,7 +244,6 @@ class Metrics(Listener):
         statistics: Callable[[], Statistics] | None = None,
         regret: Regret | None = None,
         *,
-        tenants: int = MAX_TENANTS,
         mode: str = "",
         phases: Phases | None = None,
     ) -> None:
@@ -258,7 +257,7 @@ class Metrics(Listener):
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
         self.tracker: Callable[[], ReplanningState] | None = None
-        self._models, self._tenants = Labels(MAX_MODELS), Labels(tenants)
+        self._models, self._tenants = Labels(MAX_MODELS), Labels(MAX_TENANTS)
 
     def inter_token_s(self, model: str) -> Histogram:
         """Return the histogram of times between tokens of a model."""
@@ -267,10 +266,6 @@ class Metrics(Listener):
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         self.forecasts[request.length_prediction.source] += 1
         self._of(request.model)
-
-    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
-        del rejection
-        self.refused_by(reason, str(tenant), model)
 
     def refused_by(self, reason: str, tenant: str, model: str) -> None:
         """Count a refused request of a tenant, given by name."""

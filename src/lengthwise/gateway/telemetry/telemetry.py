@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
 from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
@@ -157,15 +158,15 @@ def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
 
 
 LAG_INTERVAL_S, SLOTS_EVERY = 0.2, 5
-_UNLIMITED_SLOTS = 1 << 14
-"""Slots of the shadow queue where a worker's requests are unlimited: more than any worker runs."""
+_UNLIMITED_SLOTS = 1 << 14  # of the shadow queue, where a worker's requests are unlimited
 
 
 class Telemetry(Listeners):
     """Metrics, log, journal, traces and the shadow queue of a gateway; an async context manager.
 
     Uses ``listen.journal``, ``listen.trace`` and ``order.mode`` of the configuration; ``statistics`` returns the
-    scheduler's state. Traces need the extra ``tracing``, else MissingExtraError is raised.
+    scheduler's state. ``refusal_subscribers`` are called with reason, rejection, tenant and model of every refusal.
+    Traces need the extra ``tracing``, else MissingExtraError is raised.
     """
 
     def __init__(
@@ -190,8 +191,7 @@ class Telemetry(Listeners):
         listeners = (self.traces, self.metrics, self.metrics.phases, self.log, self.tracing)
         super().__init__([listener for listener in listeners if listener is not None])
         self._detail = ""
-        self._refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
-        self._task: asyncio.Task[None] | None = None
+        self.refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
         self._stack = contextlib.AsyncExitStack()
         for on_row in (self.metrics.add_row, self.regret.finished, lambda row: self.log.log_row(row, self._detail)):
             self.traces.subscribe(on_row)
@@ -207,14 +207,11 @@ class Telemetry(Listeners):
         """Start; raise OutputError where the journal is not writable."""
         if self.journal is not None:
             await self._stack.enter_async_context(self.journal)
-        self._task = asyncio.ensure_future(self._sample())
+        await self._stack.enter_async_context(background(self._sample()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop; write the remaining rows and spans."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
         await self._stack.aclose()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
@@ -228,10 +225,6 @@ class Telemetry(Listeners):
         """Return the relay's exchange, within spans where traces are requested."""
         return inner if self.tracing is None else self.tracing.exchange(inner)
 
-    def subscribe_refusals(self, on_refusal: Callable[[str, Rejection, int, str], None]) -> None:
-        """Call a function with every refusal from now on (reason, rejection, tenant, model)."""
-        self._refusal_subscribers.append(on_refusal)
-
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         super().on_arrival(request)
         self.regret.on_arrival(request.id, request.arrival_s)
@@ -239,7 +232,7 @@ class Telemetry(Listeners):
     def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
         self.metrics.refused_by(reason, self._tenant(tenant), model)
         self.log.refused(reason, rejection, tenant, model)
-        for on_refusal in self._refusal_subscribers:
+        for on_refusal in self.refusal_subscribers:
             on_refusal(reason, rejection, tenant, model)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102

@@ -1,7 +1,4 @@
-"""Emulated OpenAI-compatible engine for tests of gateways and clients: real batching and faults, toy text.
-
-``python -m lengthwise.testing.engine_server`` runs it as a process.
-"""
+"""Emulated OpenAI-compatible engine: real batching and faults, toy text. ``python -m`` runs it as a process."""
 
 from lengthwise.engine.continuous_batching import Limits
 from lengthwise.testing.engine_server.completions import decode, encode

@@ -129,21 +129,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """How outputs are returned.
-
-    Attributes:
-        usage: Whether the stream ends with a usage chunk; ``usage_each``: every chunk has the usage so far.
-        ids: Whether token ids are returned.
-        interval: Minimum tokens of a chunk; the first and the last are sent at once.
-        logprobs: Alternatives per token; None: no log probabilities.
-    """
+    """How outputs are returned."""
 
     stream: bool = False
-    usage: bool = False
-    usage_each: bool = False
-    ids: bool = False
-    interval: int = 1
-    logprobs: int | None = None
+    usage: bool = False  # whether the stream ends with a usage chunk
+    usage_each: bool = False  # whether every chunk has the usage so far
+    ids: bool = False  # whether token ids are returned
+    interval: int = 1  # minimum tokens of a chunk; the first and the last are sent at once
+    logprobs: int | None = None  # alternatives per token; None: no log probabilities
 
 
 @dataclass(frozen=True)
@@ -182,7 +175,7 @@ def parse_request(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, c
         raise RefusedError(400, "stop must be a string or a list of strings, none of them empty")
     logprobs = body.get("logprobs")
     if logprobs is not None:
-        logprobs = None if logprobs is False else int(body.get("top_logprobs") or 0) if chat else int(logprobs)
+        logprobs = None if logprobs is False else int((body.get("top_logprobs") or 0) if chat else logprobs)
     stream_options = _typed(body, "stream_options", dict, {})
     extra = _typed(body, "vllm_xargs", dict, {}) if is_vllm else {}
     return CompletionRequest(
@@ -380,14 +373,13 @@ class ResponseFormatter:
             return []
         delta = {"role": "assistant", "content": ""}
         choices = [{"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(request.n)]
-        extra: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)} if request.options.ids else {}
-        return [self._event(choices, 0, **extra)]
+        return [self._event(choices, 0, **self._prompt_ids())]
 
     def chunk(self, index: int, chunk: Chunk, num_output: int, padding: int = 0) -> bytes:
         """Return the event of a chunk; ``num_output`` counts the tokens of all choices."""
         choice = self._choice(index, chunk, padding, "delta")
-        if self._request.options.ids and self._is_first[index] and not self._request.chat:
-            choice["prompt_token_ids"] = list(self._request.prompt_ids)
+        if self._is_first[index] and not self._request.chat:
+            choice |= self._prompt_ids()
         self._is_first[index] = False
         return self._event([choice], num_output)
 
@@ -397,10 +389,7 @@ class ResponseFormatter:
 
     def complete(self, streams: Sequence[OutputStream], padding: int = 0) -> bytes:
         """Return the body of a buffered response, each text padded with blanks."""
-        choices = [self._choice(i, stream.take(), padding, "message") for i, stream in enumerate(streams)]
-        if self._request.options.ids:
-            for choice in choices:
-                choice["prompt_token_ids"] = list(self._request.prompt_ids)
+        choices = [self._choice(i, s.take(), padding, "message") | self._prompt_ids() for i, s in enumerate(streams)]
         usage = self._usage(sum(len(stream.ids) for stream in streams))
         return json.dumps(self._head | {"choices": choices, "usage": usage}, ensure_ascii=False).encode()
 
@@ -420,6 +409,9 @@ class ResponseFormatter:
 
     def _chunk_head(self) -> dict[str, Any]:
         return self._head | ({"object": "chat.completion.chunk"} if self._request.chat else {})
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self._request.prompt_ids)} if self._request.options.ids else {}
 
     def _usage(self, num_output: int) -> dict[str, int]:
         prompt = len(self._request.prompt_ids)

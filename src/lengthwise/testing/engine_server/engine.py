@@ -31,25 +31,16 @@ class LinearSteps:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One emulated engine.
+    """One emulated engine."""
 
-    Attributes:
-        model: Model name; it also seeds the generated text.
-        kind: One of KINDS: selects routes, metrics and the sign of priorities.
-        speed: Engine seconds per real second.
-        max_model_len: Maximum prompt and output tokens together.
-        mean_tokens: Mean output length if the request does not fix it.
-        api_key: Required on /v1; None: no authentication.
-    """
-
-    model: str = "toy"
-    kind: str = "vllm"
+    model: str = "toy"  # model name; it also seeds the generated text
+    kind: str = "vllm"  # one of KINDS: selects routes, metrics and the sign of priorities
     limits: Limits = field(default_factory=Limits)
     steps: StepTime = LinearSteps()
-    speed: float = 1.0
-    max_model_len: int = 8192
-    mean_tokens: int = 64
-    api_key: str | None = None
+    speed: float = 1.0  # engine seconds per real second
+    max_model_len: int = 8192  # maximum prompt and output tokens together
+    mean_tokens: int = 64  # mean output length if the request does not fix it
+    api_key: str | None = None  # required on /v1; None: no authentication
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -62,11 +53,10 @@ class EngineSpec:
             raise InputError(f"{rule}; it is {self.max_model_len}. Lower it, or give more num_blocks")
 
 
-def emulated(deployment: Deployment, *, kind: str = "vllm", speed: float = 1.0, model: str = "") -> EngineSpec:
-    """Return one replica of a deployment as an engine with its cost tables, memory and limits.
+def emulated(deployment: Deployment, *, speed: float = 1.0, model: str = "") -> EngineSpec:
+    """Return one replica of a deployment as an engine; raise InputError with the settings that it would need.
 
-    With rank "priority", the latest arrival of the worst class is preempted, as in vLLM. A deployment that cannot be
-    emulated raises InputError with the required settings.
+    With rank "priority", the latest arrival of the worst class is preempted, as in vLLM.
     """
     scheduler, limits = deployment.scheduler, deployment.limits
     requirements = {
@@ -84,4 +74,4 @@ def emulated(deployment: Deployment, *, kind: str = "vllm", speed: float = 1.0, 
     if missing := [name for name, is_met in requirements.items() if not is_met]:
         raise InputError(f"an emulated engine is like vllm_v1; this deployment must have {', '.join(missing)}")
     parts = Limits.of(deployment), step_time(deployment.cost), speed, deployment.max_model_len
-    return EngineSpec(model or deployment.model.name, kind, *parts)
+    return EngineSpec(model or deployment.model.name, "vllm", *parts)

@@ -45,30 +45,20 @@ KINDS = (
 )
 _BEFORE_PARSING = ("status", "full")
 _SILENT = ("close", "die", "hang", "stall")
-_FORMAT_FAULTS = ("slow", "split", "no_done", "giant", "double_usage")
-"""These change how chunks are written and have no single point in time."""
+_FORMAT_FAULTS = ("slow", "split", "no_done", "giant", "double_usage")  # change how chunks are written
 LAST = -1  # after_tokens of a fault between the last token and [DONE]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault in one response.
+    """Fault in one response."""
 
-    Attributes:
-        kind: One of KINDS.
-        after_tokens: Tokens sent before the fault; 0: before the first byte; LAST: before [DONE].
-        seconds: Duration (hang, stall) or delay of each chunk (slow).
-        status: HTTP status of "status".
-        size: Bytes of "giant".
-        retry_after_s: Sent with "status" and "full".
-    """
-
-    kind: str
-    after_tokens: int = 0
-    seconds: float = math.inf
-    status: int = 500
-    size: int = 1 << 20
-    retry_after_s: float | None = None
+    kind: str  # one of KINDS
+    after_tokens: int = 0  # tokens sent before the fault; 0: before the first byte; LAST: before [DONE]
+    seconds: float = math.inf  # duration (hang, stall) or delay of each chunk (slow)
+    status: int = 500  # HTTP status of "status"
+    size: int = 1 << 20  # bytes of "giant"
+    retry_after_s: float | None = None  # sent with "status" and "full"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -104,37 +94,21 @@ def parse_faults(body: Mapping[str, Any]) -> FaultPlan:
 
 @dataclass
 class Entry:
-    """Log entry of one request; times are in engine time except ``received_s`` and ``sent`` (event loop).
+    """Log entry of one request; times are in engine time except ``received_s`` and ``sent`` (event loop)."""
 
-    Attributes:
-        number: Since the start of the server, from 0; continues over restarts.
-        api: "completions" or "chat".
-        headers: Names in lower case.
-        body: {} if parsing fails.
-        arrival_s: Time of entering the batch; None: never.
-        prompt_ids: With the chat template.
-        fault: Kind of its fault; "": none.
-        status: HTTP status; 0: no response started.
-        sent: Chunks of a stream: (time, tokens).
-        output_ids: Generated tokens of the first choice, sent or not.
-        finished_s: Time of the last token.
-        finished: "" while it runs; "finished", "refused", "aborted" (client disconnect or abort request),
-            "closed" (by a fault), "died" (with the engine).
-    """
-
-    number: int
-    api: str
-    headers: dict[str, str]
+    number: int  # since the start of the server, from 0; continues over restarts
+    api: str  # "completions" or "chat"
+    headers: dict[str, str]  # names in lower case
     received_s: float
-    body: dict[str, Any] = field(default_factory=dict)
-    arrival_s: float | None = None
-    prompt_ids: list[int] = field(default_factory=list)
-    fault: str = ""
-    status: int = 0
-    sent: list[tuple[float, int]] = field(default_factory=list)
-    output_ids: list[int] = field(default_factory=list)
-    finished_s: float | None = None
-    finished: str = ""
+    body: dict[str, Any] = field(default_factory=dict)  # {} if parsing fails
+    arrival_s: float | None = None  # time of entering the batch; None: never
+    prompt_ids: list[int] = field(default_factory=list)  # with the chat template
+    fault: str = ""  # kind of its fault; "": none
+    status: int = 0  # HTTP status; 0: no response started
+    sent: list[tuple[float, int]] = field(default_factory=list)  # chunks of a stream: (time, tokens)
+    output_ids: list[int] = field(default_factory=list)  # generated tokens of the first choice, sent or not
+    finished_s: float | None = None  # time of the last token
+    finished: str = ""  # "" while it runs; "finished", "refused", "aborted", "closed" (by a fault), "died"
 
     @property
     def output_tokens(self) -> int:

@@ -6,23 +6,14 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.engine.continuous_batching import ClockedBatch
+from lengthwise.gateway.background import on_thread
 from lengthwise.schema.errors import MissingExtraError
-from lengthwise.testing.engine_server.completions import (
-    RefusedError,
-    chat_ids,
-    decode,
-    encode,
-    error_body,
-    parse_body,
-    prompt_ids,
-)
+from lengthwise.testing.engine_server import completions
 from lengthwise.testing.engine_server.engine import EngineSpec
 from lengthwise.testing.engine_server.request_handler import FaultPlan, Log, RequestHandler, parse_faults
 
@@ -63,6 +54,14 @@ def metrics(server: EngineServer) -> str:
         name = "vllm:cache_config_info"
         lines += [f"# HELP {name} Emulated.", f"# TYPE {name} gauge", f"{name}{{{labels}}} 1.0"]
     return "\n".join([*lines, ""]) if lines else ""
+
+
+def _models(server: EngineServer) -> dict[str, Any]:
+    spec = server.spec
+    row: dict[str, Any] = {"id": spec.model, "object": "model", "created": 0, "owned_by": _OWNERS[spec.kind]}
+    if spec.kind in {"vllm", "sglang"}:
+        row["max_model_len"] = spec.max_model_len
+    return {"object": "list", "data": [row]}
 
 
 def _slots(server: EngineServer) -> list[dict[str, Any]]:
@@ -123,30 +122,19 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         if expected is not None and request.path.startswith(("/v1", "/inference")):
             key = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(key.encode(), expected.encode()):
-                return web.json_response(error_body("Unauthorized", "AuthenticationError", 401), status=401)
+                return web.json_response(completions.error_body("Unauthorized", "AuthenticationError", 401), status=401)
         try:
             return await handler(request)
-        except RefusedError as error:
-            return web.json_response(error_body(str(error), error.kind, error.status), status=error.status)
+        except completions.RefusedError as error:
+            return web.json_response(completions.error_body(str(error), error.kind, error.status), status=error.status)
 
-    def completions(*, chat: bool) -> Handler:
+    def complete(*, chat: bool) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             if server.is_sleeping:
-                raise RefusedError(503, "The engine is sleeping.")
+                raise completions.RefusedError(503, "The engine is sleeping.")
             return await RequestHandler(server, request, chat=chat).run()
 
         return handle
-
-    async def models(_: web.Request) -> web.Response:
-        row: dict[str, Any] = {
-            "id": server.spec.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": _OWNERS[server.spec.kind],
-        }
-        if spec.kind in {"vllm", "sglang"}:
-            row["max_model_len"] = spec.max_model_len
-        return web.json_response({"object": "list", "data": [row]})
 
     async def health(_: web.Request) -> web.Response:
         status = 200 if server.healthy else 503
@@ -156,28 +144,6 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
     async def prometheus(_: web.Request) -> web.Response:
         return web.Response(text=metrics(server), content_type="text/plain")
-
-    async def tokenize(request: web.Request) -> web.Response:
-        body = parse_body(await request.read())
-        if spec.kind == "llama.cpp":
-            return web.json_response({"tokens": encode(str(body.get("content", "")))})
-        if "messages" in body:
-            ids = chat_ids(body)
-        elif isinstance(text := body.get(text_field), str):
-            ids = prompt_ids(text) if body.get("add_special_tokens", True) else encode(text)
-        else:
-            raise RefusedError(400, "prompt: Field required")
-        return web.json_response({"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids})
-
-    async def detokenize(request: web.Request) -> web.Response:
-        body = parse_body(await request.read())
-        return web.json_response({text_field: decode(body.get("tokens", ()))})
-
-    async def abort(request: web.Request) -> web.Response:
-        body = parse_body(await request.read())
-        ids = body.get("request_ids", body.get("rid", ()))
-        server.abort({ids} if isinstance(ids, str) else set(map(str, ids)))
-        return web.json_response({})
 
     def sleep(*, is_sleeping: bool) -> Handler:
         async def handle(_: web.Request) -> web.Response:
@@ -197,33 +163,55 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         numbers = {"aborts": server.aborts, "slots_in_use": server.slots_in_use, "open": server.log.open}
         return web.json_response({"entries": [dataclasses.asdict(entry) for entry in entries]} | numbers)
 
-    async def set_faults(request: web.Request) -> web.Response:
-        try:
-            server.faults = parse_faults(parse_body(await request.read()))
-        except (TypeError, ValueError) as error:
-            raise RefusedError(400, str(error)) from None
-        return web.json_response({})
+    def with_body(respond: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            return web.json_response(respond(completions.parse_body(await request.read())) or {})
 
-    async def set_health(request: web.Request) -> web.Response:
-        server.healthy = bool(parse_body(await request.read()).get("healthy", True))
-        return web.json_response({})
+        return handle
+
+    def tokenize(body: dict[str, Any]) -> dict[str, Any]:
+        if spec.kind == "llama.cpp":
+            return {"tokens": completions.encode(str(body.get("content", "")))}
+        if "messages" in body:
+            ids = completions.chat_ids(body)
+        elif isinstance(text := body.get(text_field), str):
+            ids = completions.prompt_ids(text) if body.get("add_special_tokens", True) else completions.encode(text)
+        else:
+            raise completions.RefusedError(400, "prompt: Field required")
+        return {"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids}
+
+    def detokenize(body: dict[str, Any]) -> dict[str, Any]:
+        return {text_field: completions.decode(body.get("tokens", ()))}
+
+    def abort(body: dict[str, Any]) -> None:
+        ids = body.get("request_ids", body.get("rid", ()))
+        server.abort({ids} if isinstance(ids, str) else set(map(str, ids)))
+
+    def set_faults(body: dict[str, Any]) -> None:
+        try:
+            server.faults = parse_faults(body)
+        except (TypeError, ValueError) as error:
+            raise completions.RefusedError(400, str(error)) from None
+
+    def set_health(body: dict[str, Any]) -> None:
+        server.healthy = bool(body.get("healthy", True))
 
     routes = [
-        web.post("/v1/completions", completions(chat=False)),
-        web.post("/v1/chat/completions", completions(chat=True)),
-        web.get("/v1/models", models),
+        web.post("/v1/completions", complete(chat=False)),
+        web.post("/v1/chat/completions", complete(chat=True)),
+        web.get("/v1/models", metadata(_models)),
         web.get("/emulator/log", log),
-        web.post("/emulator/faults", set_faults),
-        web.post("/emulator/health", set_health),
+        web.post("/emulator/faults", with_body(set_faults)),
+        web.post("/emulator/health", with_body(set_health)),
         *(web.get(path, metadata(read)) for path, read in _METADATA[spec.kind].items()),
     ]
     if spec.kind != "openai":
         routes += [web.get("/health", health), web.get("/metrics", prometheus)]
-        routes += [web.post("/tokenize", tokenize), web.post("/detokenize", detokenize)]
+        routes += [web.post("/tokenize", with_body(tokenize)), web.post("/detokenize", with_body(detokenize))]
     if spec.kind == "vllm":  # as in its development mode
         routes += [web.post("/sleep", sleep(is_sleeping=True)), web.post("/wake_up", sleep(is_sleeping=False))]
     if spec.kind in _ABORT_ROUTES:
-        routes.append(web.post(_ABORT_ROUTES[spec.kind], abort))
+        routes.append(web.post(_ABORT_ROUTES[spec.kind], with_body(abort)))
     app = web.Application(client_max_size=_MAX_BYTES, middlewares=[check_key])
     app.add_routes(routes)
     return app
@@ -238,13 +226,9 @@ class EngineServer:
     """OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
 
     An async context manager; many may run in one event loop. Needs aiohttp (extra ``gateway``). ``port`` 0 picks a free
-    one, which a restart reuses; ``faults`` may be changed at any time; ``log`` continues over restarts.
-
-    Attributes:
-        healthy: Whether /health returns 200; otherwise 503.
-        is_sleeping: Whether /sleep was called; completions get 503.
-        clocked: The batch; a restart creates a new one.
-        exit_process: Called by the fault "die" before the server closes; ends a process that serves engines alone.
+    one, which a restart reuses; ``faults`` may be changed at any time; ``log`` continues over restarts, but not the
+    batch, ``clocked``. Unless ``healthy`` /health returns 503, while ``is_sleeping`` completions do. The fault "die"
+    calls ``exit_process`` before the server closes, to end a process that serves engines alone.
     """
 
     def __init__(
@@ -369,26 +353,13 @@ class Running:
 @contextmanager
 def in_thread(*servers: EngineServer) -> Iterator[Running]:
     """Serve in a thread until the end of the block."""
-    ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
-    async def serve() -> None:
-        stop = asyncio.Event()
-        try:
-            async with AsyncExitStack() as stack:
-                for server in servers:
-                    await stack.enter_async_context(server)
-                ready.set_result((asyncio.get_running_loop(), stop))
-                await stop.wait()
-        except BaseException as error:
-            if not ready.done():
-                ready.set_exception(error)
-            raise
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[Running]:
+        async with AsyncExitStack() as stack:
+            for server in servers:
+                await stack.enter_async_context(server)
+            yield Running(servers, asyncio.get_running_loop())
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    loop, stop = ready.result(timeout=60)
-    try:
-        yield Running(servers, loop)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(timeout=60)
+    with on_thread(serving(), "engines") as running:
+        yield running

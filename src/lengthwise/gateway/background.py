@@ -1,0 +1,53 @@
+"""Tasks that run beside the requests, and event loops on threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_STOP_S = 60.0
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    """Run a coroutine as a task within the block; cancel it at the end, and ignore what it raises."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextmanager
+def on_thread(context: AbstractAsyncContextManager[T], name: str) -> Iterator[T]:
+    """Enter an async context manager on the event loop of a new thread, and leave it at the end of the block."""
+    ready: Future[tuple[T, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def work() -> None:
+        stopped = asyncio.Event()
+        async with context as entered:
+            ready.set_result((entered, asyncio.get_running_loop(), stopped))
+            await stopped.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(work())
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    entered, loop, stopped = ready.result()
+    try:
+        yield entered
+    finally:
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join(timeout=_STOP_S)
