@@ -677,7 +677,7 @@ def exegpt_live() -> None:
         lines.append((title, "estimate", *(number(of["expected"][key]) for key in names)))
         lines.append(("", "event engine", *(number(of["simulated"].get(key)) for key in names)))
         lines.append(("", "vLLM with our scheduler class", *(seen(of["measured"], key) for key in names)))
-        lines.append(("", "gateway before vLLM", *(seen(of["measured_by_gateway"], key) for key in names)))
+        lines.append(("", "gateway in front of vLLM", *(seen(of["measured_by_gateway"], key) for key in names)))
         stock = of["stock_at_equal_concurrency"]
         lines.append(("", "vLLM's scheduler, equal concurrency", *(seen(stock, key) for key in names)))
     table(["schedule", "from", "requests/s", "longest outputs, s", "decode batch", "cycle, s"], lines)

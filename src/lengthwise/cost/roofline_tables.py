@@ -224,12 +224,12 @@ def operators(
             sources |= {"memory": work.memory_s, "network": work.network_s}
             bound = max(sources, key=lambda name: float(sources[name]))
             rows.setdefault(work.name, []).append(OperatorTime(work.name, part, seconds, flops, moved, bound))
-    found = []
+    merged = []
     for same in rows.values():
         sums = {name: sum(getattr(row, name) for row in same) for name in ("seconds", "flops", "bytes")}
         bound = max(same, key=lambda row: row.seconds).bound
-        found.append(replace(same[0], **sums, bound=bound))
-    return found
+        merged.append(replace(same[0], **sums, bound=bound))
+    return merged
 
 
 def _operators_of(

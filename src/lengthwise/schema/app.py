@@ -130,7 +130,7 @@ class AppMethod:
     stages: int
     gain: float
     makespans_s: tuple[float, ...] = ()  # seconds of each draw, the same draws for every method
-    # Seconds of planning before engines of its first stage start; all, unless they start meanwhile.
+    # Seconds of planning until engines of the first stage start; all, unless they start meanwhile.
     lead_s: float = math.nan
 
     def __post_init__(self) -> None:

@@ -118,7 +118,7 @@ class Workload:
     # [n] float64 or None, predicted output length before the first token; by default the first rows of
     # ``predictions``.
     predicted_tokens: Floats | None = None
-    priority: Ints | None = None  # [n] int64 or None; smaller goes first
+    priority: Ints | None = None  # [n] int64 or None; smaller is scheduled first
     # More columns of length n: "session", "class", "prompt", "block_ids" (object).
     extra: dict[str, Any] = field(default_factory=dict)
     concurrency: int | None = None  # requests in the system of a closed loop; None: an open loop

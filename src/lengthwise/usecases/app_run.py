@@ -44,7 +44,7 @@ class RunMonitor:
     progress: Callable[[runs.Progress], None] | None = None
     every_s: float = 0.5  # interval of ``progress`` on the run's clock
     stopping: Callable[[int], None] | None = None
-    # Called before engines start with the answers of an interrupted run that are reused, if there are any.
+    # Called before the first engine starts with the answers of an interrupted run that are reused, if there are any.
     started: Callable[[runs.Reused], None] | None = None
 
 

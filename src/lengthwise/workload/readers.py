@@ -295,10 +295,11 @@ _NumberedFiles = list[tuple[Path, int | None]]
 def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
     """Return the files of rates and of lengths with their client (None: they name clients), and the trace's name."""
     if path.is_dir():
-        rates, lengths = (
-            [(file, int(file.name.split("-")[1])) for file in sorted(path.glob(pattern))]
-            for pattern in ("chunk-*-trace.csv*", "chunk-*-dataset.json*")
-        )
+
+        def numbered(pattern: str) -> _NumberedFiles:
+            return [(file, int(file.name.split("-")[1])) for file in sorted(path.glob(pattern))]
+
+        rates, lengths = numbered("chunk-*-trace.csv*"), numbered("chunk-*-dataset.json*")
         if not rates:
             raise TraceError(f"{path}: a folder of ServeGen holds chunk-N-trace.csv files; it has none")
         return rates, lengths, path.name

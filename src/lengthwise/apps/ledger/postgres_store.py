@@ -149,7 +149,7 @@ class PostgresStore(Store):
         except self._driver.IntegrityError as error:
             raise self._broken_law(error) from error
         except self._driver.errors.LockNotAvailable as error:
-            raise self._held("client") from error
+            raise self._locked_out("client") from error
         except self._driver.Error as error:
             raise self._failed(error, "see to the server") from error
 

@@ -204,7 +204,7 @@ class Store(ABC):
     def _broken_law(self, error: Exception) -> InternalError:
         return InternalError(f"a law of the ledger {self.where} would be broken: {error}")
 
-    def _held(self, other: str) -> OutputError:
+    def _locked_out(self, other: str) -> OutputError:
         return OutputError(
             f"the ledger {self.where} must be free to be written within {self._timeout_s:g} s; another {other} "
             f"holds it for longer: end that {other}, or go on later with --resume (what was recorded stays)"
@@ -397,7 +397,7 @@ class SqliteStore(Store):
             if code in _NO_LEDGER:
                 raise InputError(f"{self.where} is no ledger, or damaged ({error}): name another file") from error
             if code in _BUSY_CODES:
-                raise self._held("process") from error
+                raise self._locked_out("process") from error
             raise self._failed(error, "make room or mend the disk") from error
 
 

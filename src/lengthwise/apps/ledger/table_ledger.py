@@ -127,7 +127,7 @@ class Ledger:
         accepted: list[bool] = []
         outputs: dict[str, tuple[Any, ...]] = {}
         finished: list[tuple[Any, ...]] = []
-        ended: dict[State, list[int]] = {state: [] for state in _POSSIBLE}
+        tasks_by_state: dict[State, list[int]] = {state: [] for state in _POSSIBLE}
         for ending in endings:
             output, state = ending.output, ending.state
             if ending.key and output is not None:
@@ -140,17 +140,17 @@ class Ledger:
             counts = state in {State.DONE, State.DEAD} or (state == State.READY and ending.counts)
             error = None if ending.error is None else _encoded(ending.error)
             finished.append((int(state), int(counts), ending.key, error, float(ending.not_before_s), ending.task))
-            ended[state].append(ending.task)
+            tasks_by_state[state].append(ending.task)
         if outputs:
             store.many(self._sql["answers"], [outputs[key] for key in sorted(outputs)])
             store.changed(self._sql["effort"], list(outputs))
         if finished:
             store.many(self._sql["moving"], finished)
-        if passed := ended[State.DONE] + ended[State.SKIPPED]:
+        if passed := tasks_by_state[State.DONE] + tasks_by_state[State.SKIPPED]:
             if store.words["lock"]:
                 store.rows(self._sql["children"], passed)
             store.changed(self._sql["free"], passed)
-        if dead := ended[State.DEAD]:
+        if dead := tasks_by_state[State.DEAD]:
             store.changed(self._sql["block"], dead)
         return accepted
 

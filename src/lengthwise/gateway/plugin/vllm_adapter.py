@@ -97,7 +97,7 @@ class GuardedScheduler:
 
 @dataclass(frozen=True)
 class SchedulerPlugin:
-    """Way to modify vLLM's scheduler: ``mixin`` comes before vLLM's class, ``hooks`` make its ``lengthwise``.
+    """Way to modify vLLM's scheduler: ``mixin`` is its first base class, ``hooks`` make its ``lengthwise``.
 
     The warnings are reasons against it; ``subject`` is what an unmodified engine keeps, for the log.
     """
@@ -115,7 +115,7 @@ class SchedulerPlugin:
         config = keywords.get("vllm_config", args[0] if args else None)
         base = scheduler_class(config)
         warnings: list[str] = []
-        kept = f"lengthwise: this engine keeps its own {self.subject}: %s"
+        refusal = f"lengthwise: this engine keeps its own {self.subject}: %s"
         try:
             settings = self.settings(getattr(config, "additional_config", None))
             if base.__name__ not in ("AsyncScheduler", "Scheduler"):
@@ -126,7 +126,7 @@ class SchedulerPlugin:
         except Exception as error:  # noqa: BLE001 - the engine must start whatever is wrong
             warnings.append(str(error) or type(error).__name__)
         if warnings:
-            log.warning(kept, "; ".join(warnings))
+            log.warning(refusal, "; ".join(warnings))
             return base(*args, **keywords)
         scheduler = type(name, (self.mixin, base), {"__module__": __name__})(*args, **keywords)
         try:
@@ -135,7 +135,7 @@ class SchedulerPlugin:
         except Exception as error:  # noqa: BLE001
             warnings = [str(error) or type(error).__name__]
         if warnings:
-            log.warning(kept, "; ".join(warnings))
+            log.warning(refusal, "; ".join(warnings))
         else:
             scheduler.lengthwise = hooks
             log.info("lengthwise %s", self.description(settings))

@@ -330,10 +330,10 @@ def calibrate(
     if not solution.determined.any():
         found = "whatever moves, they stay within 1 % of where they are. Measure longer requests at a higher load"
         raise InputError(f"the runs must determine at least one parameter; {found}")
-    found = _result(problem, solution, split, deployment, seed, fit)
-    origin = measured_runs.origin_notes(found, split.runs, deployment, allow)
+    result = _result(problem, solution, split, deployment, seed, fit)
+    origin = measured_runs.origin_notes(result, split.runs, deployment, allow)
     masked = mask_notes(problem.values(solution.z), deployment)
-    return replace(found, notes=(*origin, *found.notes, *steps.notes, *notes, *masked), origin=origin)
+    return replace(result, notes=(*origin, *result.notes, *steps.notes, *notes, *masked), origin=origin)
 
 
 def seen_by_log(split: Split) -> Split:
