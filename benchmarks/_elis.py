@@ -336,7 +336,7 @@ class Blend:
 
 @cache
 def _encoder() -> SentenceEncoder:
-    return SentenceEncoder(layers=LAYERS, remembered=4096)
+    return SentenceEncoder(layers=LAYERS)
 
 
 def _columns(prompts: list[str]) -> Floats:
