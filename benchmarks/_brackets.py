@@ -120,8 +120,8 @@ def _row(found: Sequence[Bracket], metric: str, about: dict[str, Any]) -> dict[s
         for bracket in head:
             some.setdefault(words.format(**bracket.of), []).append(bracket)
         details[f"by_{key}"] = {name: coverage(some[name]) for name in sorted(some)}
-    head_of = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
-    return {"value": report["coverage"], "details": details} | head_of
+    about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
+    return about | {"value": report["coverage"], "details": details}
 
 
 def fitted_pairs(points: Sequence[Point]) -> frozenset[tuple[str, str]]:

@@ -307,8 +307,7 @@ def _interval(values: np.ndarray) -> tuple[float, float]:
 # Errors of the estimates of random schedules
 AT_RANDOM = tuple((ex.OPT, task) for task in ex.TASKS)
 AT_RANDOM += ((ex.T5, "s"), (ex.GPT39, "s"), (ex.GPT39, "t"), (ex.GPT101, "c1"))
-PER_STRATEGY = 12
-REQUESTS = 60_000
+PER_STRATEGY, REQUESTS = 12, 60_000
 
 
 def errors(_: Path, quick: bool) -> dict[str, Any]:

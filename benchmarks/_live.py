@@ -46,7 +46,6 @@ WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
 FIFO = Setting("fifo", 32, 512)
 """Of transformers: decodes first, then prompts in order of arrival, cut to the step's tokens, as vLLM v1 does."""
 SECTIONS = ("vllm", "transformers")
-END_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ class Circle:
             compiling.start()
 
             def bench(workload: Workload) -> Measured:
-                measured = engine.run(workload, plan.left_s() + END_S)
+                measured = engine.run(workload, plan.left_s() + 20.0)  # of the time for the end
                 return replace(measured, metadata={**measured.metadata, "deployment": _circle.facts_of(base)})
 
             self.runs = []

@@ -32,7 +32,7 @@ WINDOW_REQUESTS = 1500
 def learnt(text: Path, quick: bool) -> tuple[Split, Lexical]:
     """Return samples in two parts by prompt, and a lexical predictor of the first; quick: Open-Assistant's alone."""
     parts = split(_texts.oasst(text) if quick else _texts.wide(text), 0.2, 0)
-    return parts, Lexical(most_windows=1500 if quick else MAX_WINDOWS).fit(parts.train)
+    return parts, Lexical(max_windows=1500 if quick else MAX_WINDOWS).fit(parts.train)
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def reached(text: Path) -> dict[str, float]:
     p, log_p = np.zeros(len(y)), np.zeros(len(y))
     for k in range(FOLDS):
         own, out = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
-        said = Lexical(most_windows=1).fit(samples.take(own)).predict(samples.prompts.take(out))
+        said = Lexical(max_windows=1).fit(samples.take(own)).predict(samples.prompts.take(out))
         cut, steps = np.minimum(said.tokens, limit[out][:, None]), np.diff(said.levels)
         p[out] = ((cut[:, 1:] + cut[:, :-1]) / 2) @ steps
         log_p[out] = ((np.log(cut[:, 1:]) + np.log(cut[:, :-1])) / 2) @ steps
@@ -131,7 +131,7 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
         raise FileNotFoundError(str(error)) from error
     parts, lexical = learnt(text, quick)
     started = time.process_time()
-    sentences = Encoder(folder, most_windows=1500 if quick else 6000).fit(parts.train)
+    sentences = Encoder(folder, max_windows=1500 if quick else 6000).fit(parts.train)
     cpu_s = round(time.process_time() - started, 1)
     inside, outside = parts.test, _texts.alpaca_eval(text)
     members = {"encoder": sentences, "lexical": lexical, "both": Ensemble([sentences, lexical], [0.5, 0.5])}
@@ -146,7 +146,7 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
     rows = np.random.default_rng(0).permutation(np.flatnonzero(~inside.censored))[: 400 if quick else WINDOW_REQUESTS]
     some = inside.take(np.sort(rows))
     windows = {k: by_window(evaluate(members[k], some, draws=30, clock=None)) for k in ("encoder", "lexical")}
-    metadata = {"prompts": sentences.facts_["prompts"], "samples": len(parts.train), "cpu_s": cpu_s}
+    metadata = {"prompts": sentences.metadata_["prompts"], "samples": len(parts.train), "cpu_s": cpu_s}
     best = max(("encoder", "both"), key=lambda name: held_out[name].scores["tau"].value)
     return {
         "predict.tau": {**number(held_out[best].scores["tau"]), "by": best, "learnt": metadata},
@@ -162,7 +162,7 @@ def encoder_latency(predictor: Encoder, prompts: Prompts) -> dict[str, float]:
     """Return milliseconds of processor time per new prompt, all included; of three passes the quickest counts."""
 
     def timed_s(requested: Prompts) -> float:
-        predictor.encoder.discard()
+        predictor.encoder.clear_cache()
         return cpu_seconds(lambda: predictor.predict(requested), 1)[0]
 
     texts = list(dict.fromkeys(prompts.text))[:192]

@@ -57,10 +57,9 @@ RUNS = (
 
 @dataclass(frozen=True)
 class Requests:
-    """Columns of requests.jsonl in order of arrival; seconds since the first arrival on one clock.
+    """Columns of requests.jsonl in order of arrival; seconds since the first arrival.
 
-    The file has arrivals on the wall clock and the rest on a monotonic one; the shortest hand-over of a
-    request to the engine counts as instantaneous, which joins the two clocks.
+    The shortest hand-over to the engine counts as instantaneous, which joins the clocks of arrivals and of the rest.
     """
 
     arrival_s: np.ndarray
