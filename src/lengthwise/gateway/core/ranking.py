@@ -160,7 +160,7 @@ class Ranker:
         lengths = (q.prompt_tokens, q.generated_tokens, entry.predicted, entry.remaining, index)
         past = (entry.admissions - 1, q.preemptions)
         service = self._service.of(q.tenant)
-        key = float(self._key_of(now_s, q.arrival_s, *lengths, waited_s, q.priority, *past, service, entry.batch))
+        key = self._key_of(now_s, q.arrival_s, *lengths, waited_s, q.priority, *past, service, entry.batch)
         key = math.inf if math.isnan(key) else key
         floats = (q.arrival_s, *lengths[2:], q.queued_for_s, q.queued_s, key)
         self._columns[entry.row] = (*floats, *lengths[:2], q.priority, *past, entry.batch, q.id, q.tenant)
@@ -168,7 +168,8 @@ class Ranker:
 
     def key(self, entry: Entry) -> float:
         """Return the stored key."""
-        return self._keys.item(entry.row)
+        key: float = self._keys.item(entry.row)
+        return key
 
     def running_keys(self, now_s: float, running: Sequence[Entry]) -> list[float]:
         """Return the keys of requests at workers; keys that do not change with time come from the store."""
