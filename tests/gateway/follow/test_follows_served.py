@@ -77,4 +77,4 @@ def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     assert "lengthwise_lengths_alarm 100.0" in metrics
     assert state["schedule"]["phases"]["decode_steps"] == phases.decode_steps
     assert state["schedule"]["follows"]["last"] == list(news.message)
-    assert "outputs moved" in caplog.text
+    assert "outputs changed" in caplog.text
