@@ -31,11 +31,11 @@ from _circle import BLOCK, Lengths, Run, Setting, Turn, device_of, in_turns, ite
 from _harness import measured_by, of_measuring, origin, strict_json
 
 from lengthwise import Deployment, Workload, simulate
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.profiles import read_profile, write_profile
 from lengthwise.measure import read_records, write_records
 from lengthwise.measure.calibration import Calibration, Iterations, read_iterations
-from lengthwise.measure.operators import measure_profile
+from lengthwise.measure.operators import MeasurementSettings, measure_operators
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import EngineError
 from lengthwise.schema.profile import Profile
@@ -169,16 +169,20 @@ class Circle:
         plan, cpu = self.plan, self.device == "cpu"
         widest = WIDE if cpu else plan.fifo
         try:
-            profile = measure_profile(
-                self.deployment(widest).model,
-                device=self.device,
-                dtype=plan.dtype,
-                budget_s=min(plan.profile_s, plan.left_s() / 3),
+            settings = MeasurementSettings(
+                self.device,
+                plan.dtype,
+                threads=1 if cpu else None,
                 max_tokens=widest.step_tokens,
                 max_seqs=widest.seqs,
                 max_context=plan.max_model_len,
-                **({"threads": 1} if cpu else {"resume": self.out / "profile.points.jsonl"}),
             )
+            profile = measure_operators(
+                self.deployment(widest).model,
+                settings,
+                budget_s=min(plan.profile_s, plan.left_s() / 3),
+                resume=None if cpu else self.out / "profile.points.jsonl",
+            ).profile
         except Exception:
             if cpu:
                 raise
@@ -194,7 +198,7 @@ class Circle:
         """Return the tables of the profile alone."""
         if self.profile is None:
             return d.cost
-        return fit_profile(self.profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)[0]
+        return fit_profile(self.profile, Target(d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len))[0]
 
     def vllm(self) -> dict[str, Any]:
         """Measure both settings, engines up at once (an idle one sleeps) and loads in turns; return the rows."""

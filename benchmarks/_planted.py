@@ -16,13 +16,13 @@ from _harness import machine
 from _intervals import exact_interval
 
 from lengthwise import catalog
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.profiles import import_aiconfigurator, write_profile
 from lengthwise.engine import deploy, simulate
 from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.measure.calibration.parameters import apply
 from lengthwise.measure.calibration.result import Parameter
-from lengthwise.measure.operators import measure_operators
+from lengthwise.measure.operators import MeasurementSettings, measure_operators
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
@@ -265,9 +265,9 @@ def profiles(shared: Path, quick: bool) -> dict[str, Any]:
         rows["profile.import_h200_s"] = {"value": wall_s, "cpu_s": cpu_s, "rows": len(profile)}
     model, gpu, budget_s = catalog.model(MODEL), this_thread(), QUICK_BUDGET_S if quick else BUDGET_S
     sizes = {"max_tokens": LIMITS.max_num_batched_tokens, "max_seqs": LIMITS.max_num_seqs, "max_context": MAX_TOKENS}
-    found = measure_operators(model, device="cpu", dtype="float32", threads=1, budget_s=budget_s, **sizes)
+    found = measure_operators(model, MeasurementSettings("cpu", "float32", threads=1, **sizes), budget_s=budget_s)
     node = catalog.default_node(gpu, 1)
-    _, report = fit_profile(found.profile, model, gpu, node, Parallelism(), LIMITS, MAX_TOKENS)
+    _, report = fit_profile(found.profile, Target(model, gpu, node, Parallelism(), LIMITS, MAX_TOKENS))
     details = {
         "model": MODEL,
         "budget_s": budget_s,

@@ -16,7 +16,7 @@ import numpy as np
 from _intervals import of_scores
 
 from lengthwise import catalog
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.profiles import import_llmservingsim
 from lengthwise.engine import deploy, simulate
 from lengthwise.measure import calibrate, read_foreign
@@ -141,7 +141,7 @@ def deployment(shared: Path, run: Run) -> Deployment:
     node, blocks = node_of(shared, run), cache_facts.get("num_gpu_blocks")
     profile = import_llmservingsim(shared / ROOT / "v1" / run.kernels / "bf16")
     model, gpu = catalog.model(run.model), catalog.gpu(run.gpu)
-    cost, _ = fit_profile(profile, model, gpu, node, Parallelism(run.tp), limits, MAX_TOKENS)
+    cost, _ = fit_profile(profile, Target(model, gpu, node, Parallelism(run.tp), limits, MAX_TOKENS))
     return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=blocks)
 
 

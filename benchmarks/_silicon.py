@@ -22,7 +22,7 @@ from _intervals import by, described, summary
 
 from lengthwise import catalog, cost, policy
 from lengthwise.cost import HostOverhead
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.memory import shard_of
 from lengthwise.cost.operator_work import CURVES, Curves, Kernels, Operators, Work, kernels_of
 from lengthwise.cost.profiles import import_aiconfigurator
@@ -760,4 +760,4 @@ def _fitted_tables(group: Sequence[Point], shared: Path) -> CostTables:
         catalog.default_node(gpu, one.tp),
         _profile(shared / TABLES, f"{one.gpu.lower()}_sxm", one.backend, VERSION),
     )
-    return fit_profile(profile, model, gpu, node, Parallelism(one.tp), limits, longest)[0]
+    return fit_profile(profile, Target(model, gpu, node, Parallelism(one.tp), limits, longest))[0]

@@ -17,7 +17,7 @@ from lengthwise.backend import vllm_launch
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.backend.process import LocalEngine, free_port, local_engine
 from lengthwise.gateway.demo.engines import MAKE_MODEL
-from lengthwise.measure.load import bench
+from lengthwise.measure.load import LoadSettings, bench
 from lengthwise.schema.records import Measured
 
 HERE = Path(__file__).parent
@@ -81,7 +81,7 @@ class Watched:
         """Run ``bench``; remember the engine's log of the run."""
         at, cpu_s, load = self.log.stat().st_size, group_use(self.group)[0], os.getloadavg()[0]
         server = Server(self.url, self.model, body={"temperature": 0})
-        measured = bench(server, workload, scrape=self.scrape, deployment=self.deployment)
+        measured = bench(server, workload, LoadSettings(scrape=self.scrape), deployment=self.deployment)
         known = {"engine_cpu_s": round(group_use(self.group)[0] - cpu_s, 2), "load_1m": load}
         time.sleep(0.5)  # its log is behind
         with self.log.open("rb") as file:

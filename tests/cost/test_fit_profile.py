@@ -8,7 +8,7 @@ from made_profiles import FACTORS, GPU, LAYER, LIMITS, LONGEST, MODEL, NODE, OPE
 
 from lengthwise import catalog
 from lengthwise.cost import load, roofline, save
-from lengthwise.cost.estimators import fit_profile, profile_tables
+from lengthwise.cost.estimators import Target, fit_profile, profile_tables
 from lengthwise.cost.profiles import import_llmservingsim, read_profile, write_profile
 from lengthwise.cost.provenance import read_npz, write_npz
 from lengthwise.engine import deploy, simulate
@@ -21,7 +21,7 @@ from lengthwise.schema.workload import Workload
 
 
 def fitted(rows, tp=1, model=MODEL, gpu=GPU, estimator="auto", limits=LIMITS):
-    return fit_profile(rows, model, gpu, NODE, Parallelism(tp), limits, LONGEST, estimator=estimator)
+    return fit_profile(rows, Target(model, gpu, NODE, Parallelism(tp), limits, LONGEST), estimator=estimator)
 
 
 def truth(tp=1):
@@ -255,7 +255,7 @@ def test_kernels_of_vllm_on_a_real_gpu_are_predicted_within_two_percent(shared):
     root = shared("data/profiles/llmservingsim/v1/RTXPRO6000/meta-llama/Llama-3.1-8B/bf16")
     gpu = catalog.gpu("RTX-PRO-6000")
     place = (MODEL, gpu, catalog.default_node(gpu, 2), Parallelism(1), LIMITS, LONGEST)
-    tables, report = fit_profile(import_llmservingsim(root), *place, estimator="tables")
+    tables, report = fit_profile(import_llmservingsim(root), Target(*place), estimator="tables")
     errors = {fit.name: fit.median_error for fit in report.operators}
     assert max(errors.values()) < 0.02
     assert all(error.log_sd < 0.1 for error in tables.errors if error.part in ("layer", "prefill", "decode"))

@@ -8,7 +8,7 @@ import pytest
 from made_profiles import GPU, LIMITS, LONGEST, MODEL, NODE, planted, profile, target
 
 from lengthwise import catalog
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.estimators.profile_rows import rows_for
 from lengthwise.cost.profiles import write_profile
 from lengthwise.engine import deploy
@@ -17,7 +17,7 @@ from lengthwise.schema.errors import ProfileError
 
 
 def fitted(rows, **requested):
-    return fit_profile(rows, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, **requested)
+    return fit_profile(rows, Target(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST), **requested)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def several():
 )
 def test_of_several_backends_one_is_used_and_the_others_are_named(several, requested, taken, slower):
     tables, report = fit_profile(
-        several, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, estimator="tables", backend=requested
+        several, Target(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST), estimator="tables", backend=requested
     )
     alone = fitted(profile(operators=("mlp up",)), estimator="tables")[0]
     mlp = planted("mlp up", tokens=np.array([16])).seconds[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_profiles import GPU, LIMITS, LONGEST, MODEL, NODE, profile
 
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.profile import PRODUCTS
 
@@ -21,7 +21,7 @@ def quick_vectors(times=QUICKER):
 
 
 def tables(rows, tp=1, estimator="auto"):
-    return fit_profile(rows, MODEL, GPU, NODE, Parallelism(tp), LIMITS, LONGEST, estimator=estimator)
+    return fit_profile(rows, Target(MODEL, GPU, NODE, Parallelism(tp), LIMITS, LONGEST), estimator=estimator)
 
 
 def measured_s(rows, part=("qkv projection", "output projection", "mlp up", "mlp down")):

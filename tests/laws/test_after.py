@@ -158,11 +158,14 @@ def test_what_cannot_be_waited_for_is_told(start, parent, report):
 
 
 def test_what_has_no_place_for_it_says_so(tmp_path):
-    from lengthwise.measure.load import under_load
+    from lengthwise.measure import LoadSettings
     from lengthwise.workload import write
 
     dependent = Workload(np.zeros(2), np.ones(2), np.ones(2), after=chains([2]))
-    for does in (lambda: write(dependent, tmp_path / "w.parquet"), lambda: under_load(dependent, 1.0, None, 0)):
+    for does in (
+        lambda: write(dependent, tmp_path / "w.parquet"),
+        lambda: LoadSettings(rate_rps=1.0).applied_to(dependent),
+    ):
         with pytest.raises(InputError, match="does not support requests that depend on others"):
             does()
     assert not list(tmp_path.iterdir())

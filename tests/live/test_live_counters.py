@@ -13,12 +13,12 @@ import pytest
 from judging import lasting, served_rps
 
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.measure.calibration import calibrate, read_iterations
 from lengthwise.measure.calibration.busy_periods import busy_periods_of, counters_of, timed_by
 from lengthwise.measure.calibration.iteration_log import fitted_steps
 from lengthwise.measure.calibration.measured_runs import run_of
-from lengthwise.measure.load import bench
+from lengthwise.measure.load import LoadSettings, bench
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
 
@@ -65,7 +65,7 @@ def measured(deployment, model, tmp_path_factory):
         for k, (load, (n, share)) in enumerate(LOADS.items()):
             rate_rps = None if share is None else share * most_rps
             work = lengths.workload(lasting(n * most_rps, LASTS_S), 1 + k, rate_rps, load)
-            runs[load] = bench(server, work, scrape=True)
+            runs[load] = bench(server, work, LoadSettings(scrape=True))
         engine.check()
     return runs, read_iterations(log)
 
@@ -107,12 +107,12 @@ def test_counters_tell_the_tokens_and_seconds_of_the_steps_that_the_log_tells(me
 @pytest.fixture(scope="module")
 def tables(measured, deployment):
     """By where they come from: a profile of this machine, and what it becomes by the counters and by the log."""
-    from lengthwise.measure.operators import measure_profile
+    from lengthwise.measure.operators import MeasurementSettings, measure_operators
 
     d, (runs, log) = deployment, measured
-    reach = {"max_tokens": 512, "max_seqs": 16, "max_context": 512}
-    profile = measure_profile(d.model, device="cpu", dtype="float32", threads=1, budget_s=20.0, **reach)
-    made = fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)[0]
+    settings = MeasurementSettings("cpu", "float32", threads=1, max_tokens=512, max_seqs=16, max_context=512)
+    profile = measure_operators(d.model, settings, budget_s=20.0).profile
+    made = fit_profile(profile, Target(d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len))[0]
     found = {"profile": made}
     for kind, more in (("counters", {}), ("log", {"iterations": log})):
         calibration = calibrate(

@@ -11,7 +11,7 @@ import pytest
 from judging import MIN_COUNT, TOO_NOISY, arriving, drift, judged, lasting, of_median_repeat, seen_steps, served_rps
 
 from lengthwise import Status
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.measure import read_records, write_records
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
@@ -37,12 +37,12 @@ def deployment(tmp_path_factory):
 @pytest.fixture(scope="module")
 def profiled(deployment):
     """The deployment, priced by a profile of this machine."""
-    from lengthwise.measure.operators import measure_profile
+    from lengthwise.measure.operators import MeasurementSettings, measure_operators
 
     d, _ = deployment
-    reach = {"max_tokens": 256, "max_seqs": 16, "max_context": 512}
-    profile = measure_profile(d.model, device="cpu", dtype="float32", threads=1, budget_s=25.0, **reach)
-    tables, _ = fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)
+    settings = MeasurementSettings("cpu", "float32", threads=1, max_tokens=256, max_seqs=16, max_context=512)
+    profile = measure_operators(d.model, settings, budget_s=25.0).profile
+    tables, _ = fit_profile(profile, Target(d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len))
     return replace(d, cost=tables)
 
 

@@ -17,7 +17,7 @@ from judging import METRICS, MIN_COUNT, arriving, drift, judged, lasting, of_med
 
 from lengthwise import Status
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.cost.estimators import fit_profile
+from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.measure import read_records, write_records
 from lengthwise.measure.calibration import read_iterations
 from lengthwise.measure.calibration.iteration_log import fitted_steps
@@ -59,12 +59,12 @@ def deployments(model):
 @pytest.fixture(scope="module")
 def profiled(deployments):
     """The tables of the first setting by a profile of this machine."""
-    from lengthwise.measure.operators import measure_profile
+    from lengthwise.measure.operators import MeasurementSettings, measure_operators
 
     d = deployments["wide"]
-    reach = {"max_tokens": 512, "max_seqs": 16, "max_context": 512}
-    profile = measure_profile(d.model, device="cpu", dtype="float32", threads=1, budget_s=25.0, **reach)
-    return fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)[0]
+    settings = MeasurementSettings("cpu", "float32", threads=1, max_tokens=512, max_seqs=16, max_context=512)
+    profile = measure_operators(d.model, settings, budget_s=25.0).profile
+    return fit_profile(profile, Target(d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len))[0]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from scripted_server import EVERYTHING, Script, ScriptedServer
 from lengthwise import metrics
 from lengthwise.backend.openai_protocol import Abilities, Server
 from lengthwise.measure import read_records, write_records
-from lengthwise.measure.load import bench
+from lengthwise.measure.load import LoadSettings, bench
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
@@ -34,11 +34,11 @@ def requests(n=8, gap_s=0.0, prompt=20, output=6, **more):
     return Workload(np.arange(n) * gap_s, np.full(n, prompt), np.full(n, output), name="toy load", **more)
 
 
-def served(script, workload, *, capabilities=ABLE, server_options=None, **options):
+def served(script, workload, *, capabilities=ABLE, server_options=None, report=lambda *_: None, **options):
     """What was measured, and the server's own log."""
     with ScriptedServer(script) as server:
         asked = Server(server.url, **(server_options or {}))
-        return bench(asked, workload, capabilities=capabilities, **options), server
+        return bench(asked, workload, LoadSettings(**options), capabilities=capabilities, report=report), server
 
 
 def doubted(measured, words):
@@ -125,7 +125,7 @@ def test_rate_and_concurrency_replace_the_arrivals():
     assert (arrival_s == again.workload.arrival_s).all()
     assert 0.05 < arrival_s[-1] < 0.6
     with pytest.raises(InputError, match="excludes"):
-        bench("http://localhost:1", requests(), rate_rps=1.0, concurrency=1)
+        LoadSettings(rate_rps=1.0, concurrency=1)
 
 
 def test_prompts_are_unique_of_exact_length_and_the_same_for_a_seed_and_a_salt():
@@ -145,7 +145,7 @@ def test_a_run_repeats_to_the_byte_by_the_salt_that_its_record_keeps():
     assert [sent.body for sent in one.log] == [sent.body for sent in two.log]
     assert again.metadata["arguments"] == first.metadata["arguments"]
     with pytest.raises(InputError, match="salt must be from 0"):
-        bench("http://localhost:1", requests(), salt=-1)
+        LoadSettings(salt=-1)
 
 
 def test_a_shared_prefix_is_shared_as_far_as_asked():

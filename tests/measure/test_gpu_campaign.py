@@ -234,7 +234,7 @@ from lengthwise import simulate, deploy
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import write_profile
 from lengthwise.measure import write_records
-from lengthwise.measure.operators import measure_profile
+from lengthwise.measure.operators import measure_operators
 from lengthwise.measure.calibration import calibrate
 import polars
 print(simulate.__name__)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from lengthwise import catalog
-from lengthwise.measure.operators import measure_profile
+from lengthwise.measure.operators import measure_operators
 from lengthwise.measure.operators.points import Reach, operators_of, unmeasured
 from lengthwise.schema.errors import InputError, MissingExtraError
 from lengthwise.schema.profile import OPERATOR_PARTS
@@ -68,4 +68,4 @@ def test_degree_that_does_not_divide_the_heads():
 def test_without_torch_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"lengthwise\[torch\]"):
-        measure_profile(catalog.model("llama-3-8b"))
+        measure_operators(catalog.model("llama-3-8b"))

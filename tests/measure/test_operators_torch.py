@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from lengthwise import catalog
+from lengthwise.measure.operators import MeasurementSettings, measure_operators
 from lengthwise.measure.operators import measure as collectives
-from lengthwise.measure.operators import measure_operators, measure_profile
 from lengthwise.measure.operators.device import torch_module
 from lengthwise.measure.operators.points import Reach, operators_of
 from lengthwise.schema.errors import InputError, ProfileError
@@ -42,7 +42,7 @@ def tiny():
 def measured():
     torch_module()  # its import takes seconds of its own
     started = time.perf_counter()
-    got = measure_operators(tiny(), budget_s=BUDGET_S, target=0.0, **SMALL)
+    got = measure_operators(tiny(), MeasurementSettings(**SMALL), budget_s=BUDGET_S, target=0.0)
     return got, time.perf_counter() - started
 
 
@@ -122,7 +122,7 @@ def windowed():
 @pytest.mark.parametrize("make", [mla, windowed])
 def test_latents_experts_and_windows_are_measured(make):
     few = {**SMALL, "max_tokens": 64, "max_seqs": 4, "max_context": 128}
-    profile = measure_profile(make(), budget_s=12, target=10.0, **few)
+    profile = measure_operators(make(), MeasurementSettings(**few), budget_s=12, target=10.0).profile
     named = {one.name for one in operators_of(make(), (1,), Reach(64, 4, 128, 512))}
     assert set(profile.operators) == named
 
@@ -131,8 +131,8 @@ def test_killed_run_is_resumed(tmp_path):
     points = tmp_path / "points.jsonl"
     code = (
         "import json, sys; from lengthwise import catalog; from lengthwise.measure.operators import *;"
-        "measure_profile(catalog.model_from_config(json.loads(sys.argv[1]), 'tiny'), budget_s=60,"
-        "resume=sys.argv[2], **json.loads(sys.argv[3]))"
+        "measure_operators(catalog.model_from_config(json.loads(sys.argv[1]), 'tiny'),"
+        "MeasurementSettings(**json.loads(sys.argv[3])), budget_s=60, resume=sys.argv[2])"
     )
     one = subprocess.Popen([sys.executable, "-c", code, json.dumps(LLAMA), str(points), json.dumps(SMALL)])
     until = time.monotonic() + 60
@@ -141,13 +141,13 @@ def test_killed_run_is_resumed(tmp_path):
     os.kill(one.pid, signal.SIGKILL)
     one.wait()
     before = points.read_bytes().splitlines()[:20]
-    profile = measure_profile(tiny(), budget_s=15, target=10.0, resume=points, **SMALL)
+    profile = measure_operators(tiny(), MeasurementSettings(**SMALL), budget_s=15, target=10.0, resume=points).profile
     assert points.read_bytes().splitlines()[:20] == before
     lines = [json.loads(line) for line in points.read_bytes().splitlines()[1:]]
     places = [(line["operator"], *line["at"], line["skew"]) for line in lines]
     assert len(places) == len(set(places)) == len(profile)
     with pytest.raises(ProfileError, match=r"another measurement .*dtype"):
-        measure_profile(tiny(), budget_s=15, resume=points, dtype="bfloat16", **SMALL)
+        measure_operators(tiny(), MeasurementSettings(dtype="bfloat16", **SMALL), budget_s=15, resume=points)
 
 
 def test_what_does_not_fit_the_memory_is_skipped():
@@ -188,6 +188,6 @@ def test_what_this_machine_lacks_is_told():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(InputError, match=r"device cuda needs an NVIDIA GPU.*--device cpu"):
-        measure_profile(tiny(), device="cuda")
+        measure_operators(tiny(), MeasurementSettings("cuda"))
     with pytest.raises(InputError, match="dtype must be of bfloat16, float16, float32"):
-        measure_profile(tiny(), device="cpu", dtype="fp8")
+        measure_operators(tiny(), MeasurementSettings("cpu", "fp8"))

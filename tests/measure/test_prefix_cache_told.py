@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scripted_server import EVERYTHING, Script, ScriptedServer
 
 from lengthwise.measure.calibration.measured_runs import split_of
-from lengthwise.measure.load import bench
+from lengthwise.measure.load import LoadSettings, bench
 from lengthwise.measure.prefix_cache import FOUND, LOOKED_UP, cached_between, prefix_warnings
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
@@ -27,7 +27,7 @@ def requests(n=12, prompt=30, **more):
 def runs_of(count, workload, can=EVERYTHING, **options):
     """Runs one after another against one server, which keeps what it has seen."""
     with ScriptedServer(Script(caches=True, can=can)) as server:
-        return [bench(server.url, workload, **options) for _ in range(count)]
+        return [bench(server.url, workload, LoadSettings(**options)) for _ in range(count)]
 
 
 def doubted(measured, words):

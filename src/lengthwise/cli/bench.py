@@ -106,18 +106,21 @@ def run(
     options.print_notes(scenario.notes, quiet=quiet)
     if seed is None:
         seed = scenario.run.seed
+    settings = measure.LoadSettings(
+        seed=seed,
+        salt=salt,
+        warmup_requests=warmup,
+        time_limit_s=math.inf if time_limit is None else time_limit,
+        exact=exact,
+        shared_prefix=shared_prefix,
+        priorities=priorities,
+        scrape=scrape,
+    )
     with bar("measuring", quiet=quiet, refresh_per_second=2) as progress:  # redraws cost time of the load generator
         measured = measure.bench(
             Server(url, model, api_key, stall_s=stall, timeout_s=timeout),
             bench.requests(scenario, seed),
-            seed=seed,
-            salt=salt,
-            warmup_requests=warmup,
-            time_limit_s=math.inf if time_limit is None else time_limit,
-            exact=exact,
-            shared_prefix=shared_prefix,
-            priorities=priorities,
-            scrape=scrape,
+            settings,
             deployment=deployment,
             report=progress,
         )

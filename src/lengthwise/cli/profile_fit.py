@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Fit cost tables to a profile: errors on held-out points by estimator, operator and region."""
     from lengthwise import catalog, cost
-    from lengthwise.cost.estimators import fit_profile
+    from lengthwise.cost.estimators import Target, fit_profile
     from lengthwise.cost.profiles import read_profile
     from lengthwise.report.profile_fit import fit_json
     from lengthwise.schema.deployment import EngineLimits, Parallelism
@@ -63,7 +63,7 @@ def run(
     for degree in degrees:
         links = catalog.node(node) if node else catalog.default_node(device, degree)
         deployed = (spec, device, links, Parallelism(degree), limits)
-        fits[degree] = fit_profile(profile, *deployed, max_model_len, estimator=estimator, backend=backend)
+        fits[degree] = fit_profile(profile, Target(*deployed, max_model_len), estimator=estimator, backend=backend)
         if files:
             cost.save(fits[degree][0], files[degree], cost.MadeFor.of(*deployed))
     if json:

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
@@ -51,21 +51,18 @@ def run(
     """
     from lengthwise import catalog
     from lengthwise.cost.profiles import write_profile
-    from lengthwise.measure.operators import device_kind, measure_operators, require_measurable
+    from lengthwise.measure.operators import MeasurementSettings, device_kind, measure_operators, require_measurable
     from lengthwise.usecases.profile_run import keeping, points_file
 
     degrees, budget_s, spec = _degrees(tp), _seconds(budget), catalog.model(model)
-    where: dict[str, Any] = {"device": device, "dtype": dtype, "tp": degrees, "threads": threads}
-    require_measurable(spec, **where)
+    settings = MeasurementSettings(device, dtype, degrees, threads, max_tokens, max_seqs, max_context, seed)
+    require_measurable(spec, settings)
     target = out or Path(f"{spec.name.replace('/', '-')}-{device_kind(device)}.parquet")
     require_writable([target])
     points = points_file(target, resume=resume)
-    largest: dict[str, Any] = {"max_tokens": max_tokens, "max_seqs": max_seqs, "max_context": max_context}
     saved_rows = keeping(points, lambda note: typer.echo(note, err=True))
     with bar("measuring {task.description}", quiet=quiet, counts=False) as progress, saved_rows:
-        measured = measure_operators(
-            spec, **where, **largest, budget_s=budget_s, progress=progress, seed=seed, resume=points
-        )
+        measured = measure_operators(spec, settings, budget_s=budget_s, progress=progress, resume=points)
     write_profile(measured.profile, target)
     show(measured, target)
     if measured.lost:

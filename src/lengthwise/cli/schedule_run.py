@@ -85,7 +85,7 @@ def run(
     from lengthwise.cli.tables import console
     from lengthwise.config.sources import open_workload
     from lengthwise.usecases import schedule_plan
-    from lengthwise.usecases.schedule_run import ScheduleLoad, run_schedule, schedule_requests
+    from lengthwise.usecases.schedule_run import AdminPage, ScheduleLoad, run_schedule, schedule_requests
 
     if schedule is not None:
         _require_no_planning_options(latency_bound, strategy, set_)
@@ -114,10 +114,9 @@ def run(
 
     logging = log.logging_to_stderr("info", as_json=False, requests=False) if adapt and not quiet else nullcontext()
     with logging, bar("measuring", quiet=quiet, refresh_per_second=2) as progress:
-        done = run_schedule(
-            scenario, engine, planned, live, load=ScheduleLoad(concurrency, request_rate, seed, report=progress),
-            follow=follow, api_key=api_key, admin_port=admin_port, on_admin=print_admin_page,
-        )  # fmt: skip
+        load = ScheduleLoad(concurrency, request_rate, seed, report=progress)
+        admin = None if admin_port is None else AdminPage(admin_port, print_admin_page)
+        done = run_schedule(scenario, engine, planned, live, load=load, follow=follow, api_key=api_key, admin=admin)
     if printing:
         show(done)
     write(done, json, out, quiet=quiet)

@@ -14,7 +14,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -197,21 +197,49 @@ INTERRUPTED = "an interruption"
 _METRICS_TIMEOUT_S = 2.0  # limit for reading the server's counters before and after a run
 
 
+@dataclass(frozen=True)
+class LoadSettings:
+    """How a workload is sent to a server; raises InputError for values that exclude each other or are out of range."""
+
+    rate_rps: float | None = None  # Poisson arrivals of this rate instead of the workload's own
+    concurrency: int | None = None  # a closed loop of so many requests instead
+    seed: int = 0
+    # Prompts of another salt share nothing, so that no prefix cache has them. None: a new one, which the run's
+    # metadata records; the same seed and salt send the same bytes.
+    salt: int | None = None
+    warmup_requests: int = 0  # requests before the run, which do not count
+    time_limit_s: float = math.inf
+    exact: bool = True  # request outputs of exactly the workload's lengths; otherwise these are maxima
+    shared_prefix: float = 0.0  # share of each prompt's tokens, from its start, that all prompts have in common
+    priorities: bool = False  # send the workload's priorities, to servers that support them
+    scrape: bool = False  # read the server's ``/metrics`` every second, into ``metadata["metrics"]``
+    give_up_after: int = 10  # consecutive lost requests that stop the run
+
+    def __post_init__(self) -> None:
+        if self.salt is not None and self.salt < 0:
+            raise InputError(f"salt must be from 0; it is {self.salt}: leave it out for a new one")
+        if self.warmup_requests < 0 or self.give_up_after < 1 or not self.time_limit_s > 0:
+            found = f"they are {self.warmup_requests}, {self.give_up_after} and {self.time_limit_s}"
+            raise InputError(f"warmup_requests must be from 0, give_up_after from 1 and time_limit_s above 0; {found}")
+        if self.rate_rps is not None and self.concurrency is not None:
+            raise InputError("a rate (open loop) excludes a concurrency (closed loop); give one of them")
+
+    def applied_to(self, workload: Workload) -> Workload:
+        """Return the workload with the arrivals of these settings, where they give any."""
+        workload.require_independent("a load on a real server")
+        if self.concurrency is not None:
+            return replace(workload, arrival_s=np.zeros(len(workload)), concurrency=self.concurrency)
+        if self.rate_rps is not None:
+            arrival_s = Poisson(self.rate_rps).sample(len(workload), np.random.default_rng([self.seed, 3]))
+            return replace(workload, arrival_s=arrival_s, concurrency=None)
+        return workload
+
+
 def bench(
     server: Server | str,
     workload: Workload,
+    settings: LoadSettings = LoadSettings(),
     *,
-    rate_rps: float | None = None,
-    concurrency: int | None = None,
-    seed: int = 0,
-    salt: int | None = None,
-    warmup_requests: int = 0,
-    time_limit_s: float = math.inf,
-    exact: bool = True,
-    shared_prefix: float = 0.0,
-    priorities: bool = False,
-    scrape: bool = False,
-    give_up_after: int = 10,
     capabilities: Abilities | None = None,
     deployment: Mapping[str, Any] | None = None,
     report: Callable[[int, int], None] = lambda *_: None,
@@ -220,58 +248,30 @@ def bench(
 
     Open loop: each request is sent when it is due, whatever happened to earlier ones, and latencies count from then.
     Closed loop: the next request is due when one finishes. Ctrl-C, the time limit and a lost server stop the run and
-    keep its results so far. Raises InputError for a number out of range, or if no server answers.
+    keep its results so far. Raises InputError if no server answers.
 
     Args:
         workload: Arrivals or a concurrency, and lengths; texts where ``extra`` has "prompt".
-        rate_rps: Poisson arrivals of this rate instead of the workload's own.
-        concurrency: A closed loop of so many requests instead.
-        salt: Prompts of another salt share nothing, so that no prefix cache has them. None: a new one, recorded in
-            ``metadata["arguments"]``; the same seed and salt send the same bytes.
-        exact: Request outputs of exactly the workload's lengths; otherwise these are maxima.
-        shared_prefix: Share of each prompt's tokens, from its start, that all prompts have in common.
-        scrape: Read the server's ``/metrics`` every second, into ``metadata["metrics"]``.
-        give_up_after: Consecutive lost requests that stop the run.
         deployment: Deployment behind the address, for ``metadata["deployment"]`` (see ``Measured``).
     """
-    if salt is not None and salt < 0:
-        raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")
-    if warmup_requests < 0 or give_up_after < 1 or not time_limit_s > 0:
-        found = f"they are {warmup_requests}, {give_up_after} and {time_limit_s}"
-        raise InputError(f"warmup_requests must be from 0, give_up_after from 1 and time_limit_s above 0; {found}")
-    loaded = under_load(workload, rate_rps, concurrency, seed)
-    options: dict[str, Any] = {"seed": seed, "salt": secrets.randbits(32) if salt is None else salt}
-    options |= {"warmup_requests": warmup_requests, "exact": exact, "shared_prefix": shared_prefix}
-    options |= {"time_limit_s": time_limit_s if math.isfinite(time_limit_s) else None, "priorities": priorities}
-    options |= {"give_up_after": give_up_after, "rate_rps": rate_rps, "concurrency": loaded.concurrency}
+    loaded = settings.applied_to(workload)
+    salt = secrets.randbits(32) if settings.salt is None else settings.salt
     server = server if isinstance(server, Server) else Server(server)
-    measured = asyncio.run(_bench(server, loaded, options, capabilities, report, scrape=scrape))
+    measured = asyncio.run(_bench(server, loaded, replace(settings, salt=salt), capabilities, report))
     return measured if deployment is None else deployment_facts(measured, deployment)
-
-
-def under_load(workload: Workload, rate_rps: float | None, concurrency: int | None, seed: int) -> Workload:
-    """Return the workload with other arrivals, where these are given; raises InputError."""
-    workload.require_independent("a load on a real server")
-    if rate_rps is not None and concurrency is not None:
-        raise InputError("a rate (open loop) excludes a concurrency (closed loop); give one of them")
-    if concurrency is not None:
-        return replace(workload, arrival_s=np.zeros(len(workload)), concurrency=concurrency)
-    if rate_rps is not None:
-        arrival_s = Poisson(rate_rps).sample(len(workload), np.random.default_rng([seed, 3]))
-        return replace(workload, arrival_s=arrival_s, concurrency=None)
-    return workload
 
 
 async def _bench(
     server: Server,
     workload: Workload,
-    options: dict[str, Any],
+    settings: LoadSettings,
     capabilities: Abilities | None,
     report: Callable[[int, int], None],
-    *,
-    scrape: bool,
 ) -> Measured:
-    seed = options["seed"]
+    limit_s = settings.time_limit_s
+    arguments = dataclasses.asdict(settings) | {"concurrency": workload.concurrency}
+    arguments["time_limit_s"] = limit_s if math.isfinite(limit_s) else None
+    del arguments["scrape"]
     async with Client(server, capabilities) as client:
 
         async def counters() -> dict[str, float] | None:
@@ -283,21 +283,27 @@ async def _bench(
 
         if capabilities is None:
             await client.probe()
-        prompts = await prompts_of(client, workload, seed=seed, salt=options["salt"], shared=options["shared_prefix"])
+        seed, salt = settings.seed, arguments["salt"]
+        prompts = await prompts_of(client, workload, seed=seed, salt=salt, shared=settings.shared_prefix)
         run = Run(
-            client, workload, prompts, options["exact"], options["priorities"], options["give_up_after"],
+            client,
+            workload,
+            prompts,
+            settings.exact,
+            settings.priorities,
+            settings.give_up_after,
             lambda done: report(done, len(workload)),
-        )  # fmt: skip
+        )
         run.prepare()
         with _interruptible(run):
-            await run.warm_up(options["warmup_requests"])
+            await run.warm_up(settings.warmup_requests)
             before = await counters()
             monitor = Monitor()
             scraped: list[dict[str, float]] = []
             background = [asyncio.ensure_future(monitor.run())]
-            background += [asyncio.ensure_future(_scrape(client, monitor.start_s, scraped))] if scrape else []
+            background += [asyncio.ensure_future(_scrape(client, monitor.start_s, scraped))] if settings.scrape else []
             try:
-                await run.go(options["time_limit_s"])
+                await run.go(arguments["time_limit_s"])
             finally:
                 for task in background:
                     task.cancel()
@@ -309,7 +315,7 @@ async def _bench(
             "url": client.server.shown,
             **{name: getattr(found, name) for name in ("engine", "version", "model")},
             "capabilities": dataclasses.asdict(found) | {"models": list(found.models)},
-            "arguments": options,
+            "arguments": arguments,
             "start": monitor.start.isoformat(),
             "clock": "time.perf_counter (monotonic)",
             "machine": {
@@ -320,7 +326,7 @@ async def _bench(
             },
             **prefix_facts(before, after),
         }
-        if scrape:
+        if settings.scrape:
             names = dict.fromkeys(["at_s", "took_s", *sorted({name for row in scraped for name in row})])
             metadata["metrics"] = {name: [row.get(name) for row in scraped] for name in names}
         return measured_of(run, monitor, end_s, metadata, seed)

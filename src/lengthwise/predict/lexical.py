@@ -17,6 +17,7 @@ from lengthwise.predict.lexical_model import (
     WINDOW_COLUMNS,
     Axes,
     Design,
+    FromPrompts,
     Location,
     Vectors,
     WindowModel,
@@ -135,11 +136,15 @@ class Lexical:
         location = location + self._fit_templates(words, names, prompt, full - location - offset[model])
         self._fit_spread(features[prompt], y, full, location, offset[model], samples.censored, weight, model)
         mu = location + offset[model]
+        scale, own = self._scale(features[prompt], mu), [words[i] for i in prompt]
         self.windows_ = fit_windows(
-            samples, mu, self._scale(features[prompt], mu), [words[i] for i in prompt], features[prompt],
-            prompt=prompt, weight=weight, output_vectors=self._output_vectors, window_tokens=self.window_tokens,
-            max_windows=self.max_windows, seed=self.seed,
-        )  # fmt: skip
+            samples,
+            FromPrompts(mu, scale, own, features[prompt], prompt, weight),
+            output_vectors=self._output_vectors,
+            window_tokens=self.window_tokens,
+            max_windows=self.max_windows,
+            seed=self.seed,
+        )
         self.max_tokens_ = _MAX_LENGTH_FACTOR * float(samples.output_tokens.max())
         self.seen_ = np.unique(_digests(prompts))
         self.metadata_ = {

@@ -276,16 +276,32 @@ class WindowModel:
         return np.asarray(so_far[:, None] + np.maximum(remaining, 1.0))
 
 
+@dataclass(frozen=True)
+class FromPrompts:
+    """Prediction of each sample from its prompt alone, by a model that has not seen this prompt."""
+
+    mu: Floats  # [n] log length
+    scale: Floats  # [n] size of the residuals
+    words: Sequence[list[str]]  # [n] words of the prompt
+    features: Floats  # [n, m] features of the prompt
+    prompt: Ints  # [n] index of the prompt: held-out windows share none
+    weight: Floats  # [n]
+
+
 def fit_windows(
-    samples: Samples, mu: Floats, scale: Floats, words: Sequence[list[str]], features: Floats,
-    *, prompt: Ints, weight: Floats, output_vectors: OutputVectors, window_tokens: int, max_windows: int, seed: int,
-) -> WindowModel:  # fmt: skip
+    samples: Samples,
+    base: FromPrompts,
+    *,
+    output_vectors: OutputVectors,
+    window_tokens: int,
+    max_windows: int,
+    seed: int,
+) -> WindowModel:
     """Learn from outputs truncated at multiples of ``window_tokens``, with their text and without.
 
-    ``mu`` is [n] the log length of each sample, predicted by a model that has not seen its prompt, ``scale`` [n] the
-    size of its residuals. ``words`` [n] and ``features`` [n, m] are those of the prompts. ``prompt`` is [n] the index
-    of each one's prompt: held-out windows share none. ``max_windows`` are drawn from all.
+    ``max_windows`` are drawn from all.
     """
+    mu, scale, prompt = base.mu, base.scale, base.prompt
     y = np.log(samples.output_tokens.astype(float))
     base_z = residual_quantiles((y - mu) / scale, samples.censored, np.ones(len(y)), LEVELS)
     horizon = _horizon(samples, window_tokens)
@@ -301,10 +317,10 @@ def fit_windows(
             text_so_far(samples.output[r], int(samples.output_tokens[r]), int(s)) if known else ""
             for r, s, known in zip(row, so_far, has_text, strict=True)
         ]
-    own_words = [words[r] for r in row]
-    x, survival = _window_features(so_far, so_far, texts, mu[row], scale[row], own_words, features[row], base_z)
+    own_words = [base.words[r] for r in row]
+    x, survival = _window_features(so_far, so_far, texts, mu[row], scale[row], own_words, base.features[row], base_z)
     remaining = np.log(samples.output_tokens[row] - so_far + 0.0) - survival
-    censored, weights = samples.censored[row], weight[row] ** _WEIGHT_POWER
+    censored, weights = samples.censored[row], base.weight[row] ** _WEIGHT_POWER
     fold = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)[prompt[row]] % _WINDOW_FOLDS
     vectors = text_vectors(texts, output_vectors)
     axes = None if vectors is None else Axes.of(vectors[1])

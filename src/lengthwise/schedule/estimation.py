@@ -164,10 +164,10 @@ def encode_gpus(setting: Setting, controls: ControlColumns, rows: Ints) -> Ints:
             # Seconds of a GPU with all layers: of an encoding, and of a decode iteration of B_E E[n] sequences.
             packed = setting.packed(1 if 1 in setting.tables else tp)
             projected, stage = projected_share(setting.model), (layers, 1, 1)
-            encode_s = visits_s(packed, new, 0.0, *stage, encode=True, share=1.0 - projected)
+            encode_s = visits_s(packed, new, 0.0, stage, encode=True, share=1.0 - projected)
             seqs, more = new * load.seqs[0] / parts, new * setting.task.mean_prompt_tokens / parts
             kv_tokens = new * load.kv_tokens[0] / parts
-            decode_s = visits_s(packed, seqs, kv_tokens, *stage, encode=False, share=projected, more_tokens=more)
+            decode_s = visits_s(packed, seqs, kv_tokens, stage, encode=False, share=projected, more_tokens=more)
             chosen[at] = compute_split(encode_s, parts * decode_s, gpus, allowed)
         else:
             chosen[at] = memory_split(*_even_bytes(setting, allowed, tp, groups, new, parts), allowed)

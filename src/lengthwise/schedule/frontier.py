@@ -311,6 +311,6 @@ def _pass_s(
     total, slowest = np.zeros(seqs.shape), np.zeros(seqs.shape)
     for (stage, first, last), count in stage_kinds(layout.stages).items():
         packed = setting.packed(stage.tp)
-        visit_s = visits_s(packed, seqs, kv_tokens, stage.layers, first, last, encode=encode)
+        visit_s = visits_s(packed, seqs, kv_tokens, (stage.layers, first, last), encode=encode)
         total, slowest = total + count * visit_s, np.maximum(slowest, visit_s)
     return total, slowest

@@ -314,9 +314,6 @@ def best_schedule(
     tables: TablesByDegree | None = None,
     assumptions: Assumptions = Assumptions(),
     strategies: Sequence[Strategy] = ALL,
-    worst_case: bool = True,
-    tolerances: Tolerances | None = None,
-    exhaustive: bool = False,
 ) -> Choice:
     """Return the choice of ``Planner.best`` for a task on a cluster; without ``tables`` from the roofline model.
 
@@ -324,8 +321,7 @@ def best_schedule(
     """
     tables = tables or cluster_tables(model, cluster, tensor_degrees(model, cluster))
     estimator = Estimator(task, cluster, model, tables, assumptions)
-    planner = Planner(estimator, tuple(tables), strategies, worst_case=worst_case, tolerances=tolerances)
-    return planner.best(bound_s, exhaustive=exhaustive)
+    return Planner(estimator, tuple(tables), strategies).best(bound_s)
 
 
 def tensor_degrees(model: ModelSpec, cluster: Cluster) -> tuple[int, ...]:

@@ -140,22 +140,20 @@ def visits_s(
     tables: DegreeTables,
     seqs: npt.ArrayLike,
     kv_tokens: npt.ArrayLike,
-    layers: npt.ArrayLike,
-    first: npt.ArrayLike,
-    last: npt.ArrayLike,
+    stage: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
     *,
     encode: bool,
     share: float = 1.0,
     more_tokens: npt.ArrayLike = 0.0,
 ) -> Floats:
-    """Return [n] seconds of visits of a stage; the column arguments are broadcast.
+    """Return [n] seconds of visits of a ``stage``: (layers, first, last); the column arguments are broadcast.
 
     An encoding is of ``seqs`` prompts (its attention is the mean over the task's prompts, not that of a mean prompt), a
     decode of one token of ``seqs`` sequences with ``kv_tokens`` in the cache. The ``first`` stage embeds, and waits for
     the host; the ``last`` one samples, the others send on. ``share`` is that of a layer's matrix products: of an
     encoding, or over ``more_tokens``, newly encoded tokens that a decode projects on top.
     """
-    columns = (seqs, kv_tokens, layers, first, last, more_tokens)
+    columns = (seqs, kv_tokens, *stage, more_tokens)
     given = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in columns))
     out = np.empty(given[0].shape)
     flat = [np.array(column, dtype=np.float64).reshape(-1) for column in given]
@@ -358,11 +356,16 @@ class Setting:
         last = len(stages) - 1
         seconds = [
             visits_s(
-                self.packed(stage.tp), seqs, kv_tokens, stage.layers, place == 0, place == last,
-                encode=encode, share=share, more_tokens=more_tokens,
+                self.packed(stage.tp),
+                seqs,
+                kv_tokens,
+                (stage.layers, place == 0, place == last),
+                encode=encode,
+                share=share,
+                more_tokens=more_tokens,
             )
             for place, stage in enumerate(stages)
-        ]  # fmt: skip
+        ]
         return np.array(seconds, dtype=np.float64)
 
 

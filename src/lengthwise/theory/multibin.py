@@ -238,7 +238,6 @@ def runs(
     requests: int = 20_000,
     seeds: Iterable[int] = range(5),
     confusion: npt.ArrayLike | None = None,
-    max_wait_s: float = math.inf,
 ) -> list[Served]:
     """Simulate a run by seed: Poisson arrivals (all at once for an infinite rate) in true or confused bins."""
     # The same seed draws the same requests for all bins, rates and confusions.
@@ -253,10 +252,7 @@ def runs(
         bins = service.bin_of(service_s, cuts)
         if confusion is not None:
             bins = confuse(bins, confusion, predictions.random(requests))
-        num_bins = len(cuts) + 1
-        served.append(
-            serve(arrival_s, service_s, bins, batch=batch, num_bins=num_bins, servers=servers, max_wait_s=max_wait_s)
-        )
+        served.append(serve(arrival_s, service_s, bins, batch=batch, num_bins=len(cuts) + 1, servers=servers))
     return served
 
 

@@ -84,7 +84,7 @@ def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) ->
     metadata = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": parallel.gpus}
     metadata |= {name: getattr(parallel, name) for name in ("tp", "pp", "replicas")}
     metadata |= {name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-    measured = measure.bench(server, load, seed=seed, warmup_requests=2, deployment=metadata)
+    measured = measure.bench(server, load, measure.LoadSettings(seed=seed, warmup_requests=2), deployment=metadata)
     if any(f"ended by {measure.INTERRUPTED}" in warning for warning in measured.warnings):
         raise KeyboardInterrupt
     return measured

@@ -197,8 +197,8 @@ class ScheduleLoad:
         concurrency = self.concurrency
         if concurrency is None and self.rate_rps is None:
             concurrency = min(len(workload), filling)
-        given: dict[str, Any] = {"rate_rps": self.rate_rps, "seed": self.seed, "report": self.report}
-        return measure.bench(Server(gateway), workload, concurrency=concurrency, capabilities=capabilities, **given)
+        settings = measure.LoadSettings(rate_rps=self.rate_rps, concurrency=concurrency, seed=self.seed)
+        return measure.bench(Server(gateway), workload, settings, capabilities=capabilities, report=self.report)
 
 
 def split_in_flight(row: ScheduleRow) -> int:
@@ -271,6 +271,14 @@ class _PhaseRecorder(Listener):
         self.phases.append(phase)
 
 
+@dataclass(frozen=True)
+class AdminPage:
+    """The gateway's admin page and metrics during a run, at ``port`` (0: any), which ``on_start`` is called with."""
+
+    port: int
+    on_start: Callable[[int], None] = lambda _: None
+
+
 def run_schedule(
     scenario: Scenario,
     engines: Sequence[str],
@@ -280,8 +288,7 @@ def run_schedule(
     load: ScheduleLoad = ScheduleLoad(),
     follow: Follow | None = None,
     api_key: str | None = None,
-    admin_port: int | None = None,
-    on_admin: Callable[[int], None] = lambda _: None,
+    admin: AdminPage | None = None,
 ) -> ScheduleRun:
     """Run a schedule that a gateway keeps in front of engines, and compare it with its plan.
 
@@ -292,7 +299,7 @@ def run_schedule(
         planned: The schedule; None: the scenario is planned.
         workload: Requests to play; None: the scenario's, as ``schedule_requests`` returns them.
         follow: Makes the schedule follow their lengths; None: it stays.
-        admin_port: Of the admin page and metrics during the run, 0: any; None: none.
+        admin: Page and metrics during the run; None: none.
     """
     planned = planned_run(scenario) if planned is None else planned
     row, phases, number = planned.row, planned.phases, len(engines)
@@ -324,9 +331,9 @@ def run_schedule(
         order=Order(mode, max_wait_s=math.inf),
         dispatch=Dispatch(phases=planned.phases),
         prediction=Forecasting(predictor="none", learn=False),
-        listen=Listen(port=0, admin_port=admin_port),
+        listen=Listen(port=0, admin_port=None if admin is None else admin.port),
     )
-    return _played(planned, config, workload, load, filling * number, recorder, make, on_admin)
+    return _played(planned, config, workload, load, filling * number, recorder, make, admin)
 
 
 def _played(
@@ -337,11 +344,11 @@ def _played(
     filling: int,
     recorder: _PhaseRecorder,
     make: ReplannerFactory | None,
-    on_admin: Callable[[int], None],
+    admin: AdminPage | None,
 ) -> ScheduleRun:
     with background_gateway(config, (recorder,), follow=make) as gateway:
-        if gateway.gateway.admin_port is not None:
-            on_admin(gateway.gateway.admin_port)
+        if admin is not None and gateway.gateway.admin_port is not None:
+            admin.on_start(gateway.gateway.admin_port)
         following, capabilities = gateway.gateway.tracker, None
         if following is not None:
             following.paused = True  # the probe's requests say nothing of lengths

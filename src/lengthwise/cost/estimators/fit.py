@@ -31,17 +31,7 @@ ESTIMATORS = (*SELECTIONS, *FITTERS)
 
 
 def fit_profile(
-    profile: Profile,
-    model: ModelSpec,
-    gpu: GpuSpec,
-    node: NodeSpec,
-    parallel: Parallelism,
-    limits: EngineLimits,
-    max_model_len: int,
-    *,
-    estimator: str = "auto",
-    backend: str = "",
-    host: HostOverhead = HostOverhead(),
+    profile: Profile, target: Target, *, estimator: str = "auto", backend: str = "", host: HostOverhead = HostOverhead()
 ) -> tuple[CostTables, FitReport]:
     """Fit cost tables (rule PER_REQUEST) to measured operators, and report the errors of the fit.
 
@@ -61,14 +51,15 @@ def fit_profile(
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
-    target = Target(model, gpu, node, parallel, limits, max_model_len)
     source = rows_for(profile, target, backend)
     reach, notes = reach_of(source, target), list(source.notes)
     shard = _fit_shard(source, target, reach, estimator, notes)
     kernels = _fit_kernels(source, target, estimator)
     if not shard and not kernels:
         found = ", ".join(profile.operators) or "no rows"
-        raise ProfileError(f"the profile {profile.metadata.name} has no operator of {model.name}; it has {found}")
+        raise ProfileError(
+            f"the profile {profile.metadata.name} has no operator of {target.model.name}; it has {found}"
+        )
     assembly = Assembly(target, shard, kernels, host)
     tables = replace(assembly.tables(), beside_prompts=_mixed_batches(source, target, shard, notes))
 
@@ -86,7 +77,7 @@ def fit_profile(
         filled=assembly.filled(),
         notes=tuple(notes),
     )
-    origin = f"profile {profile.metadata.name}, {estimator}, for {model.name} tp={parallel.tp}"
+    origin = f"profile {profile.metadata.name}, {estimator}, for {target.model.name} tp={target.parallel.tp}"
     origin += f"; {'; '.join(notes)}" if notes else ""
     origin += f"; from the roofline: {'; '.join(report.filled)}" if report.filled else ""
     errors = tuple(FitError(fit.name, fit.median_error, fit.p95_error) for fit in report.operators)
@@ -225,5 +216,5 @@ def profile_tables(
         dtypes = (limits.weight_dtype, limits.kv_dtype)
         arguments = (estimator, backend.lower(), model, gpu, node, parallel.tp, parallel.pp, *sizes, *dtypes)
         stored = cache_path(cache, [path], arguments, "profile")
-    deployment = (model, gpu, node, parallel, limits, max_model_len)
-    return cached(stored, lambda: fit_profile(read_profile(path), *deployment, estimator=estimator, backend=backend))
+    target = Target(model, gpu, node, parallel, limits, max_model_len)
+    return cached(stored, lambda: fit_profile(read_profile(path), target, estimator=estimator, backend=backend))

@@ -1,5 +1,12 @@
 from .campaign import OperatorLine
 from .device import device_kind
-from .measure import Measurement, measure_operators, measure_profile, require_measurable
+from .measure import Measurement, MeasurementSettings, measure_operators, require_measurable
 
-__all__ = ["Measurement", "OperatorLine", "device_kind", "measure_operators", "measure_profile", "require_measurable"]
+__all__ = [
+    "Measurement",
+    "MeasurementSettings",
+    "OperatorLine",
+    "device_kind",
+    "measure_operators",
+    "require_measurable",
+]

@@ -131,23 +131,26 @@ class Measurement:
     lost: str = ""
 
 
-def measure_profile(model: ModelSpec, **settings: Any) -> Profile:
-    """Return the profile of ``measure_operators``, which takes the same settings."""
-    return measure_operators(model, **settings).profile
+@dataclass(frozen=True)
+class MeasurementSettings:
+    """Where a model's operators are measured, and up to which sizes."""
+
+    device: str = "auto"  # "cpu", "cuda", or "auto": a GPU if there is one
+    dtype: str = "auto"  # "bfloat16", "float16", "float32", or "auto": float32 on a CPU, the model's on a GPU
+    tp: Sequence[int] = (1,)  # tensor-parallel degrees whose shards are measured, all on the one device
+    threads: int | None = None  # threads of a CPU; None: all cores
+    # Tokens and sequences of the largest step, tokens of the longest request; None: that of REACHES.
+    max_tokens: int | None = None
+    max_seqs: int | None = None
+    max_context: int | None = None
+    seed: int = 0  # seed of the tensors' values
 
 
 def measure_operators(
     model: ModelSpec,
+    settings: MeasurementSettings = MeasurementSettings(),
     *,
-    device: str = "auto",
-    dtype: str = "auto",
-    tp: Sequence[int] = (1,),
     budget_s: float = 300.0,
-    max_tokens: int | None = None,
-    max_seqs: int | None = None,
-    max_context: int | None = None,
-    seed: int = 0,
-    threads: int | None = None,
     target: float = 0.03,
     resume: Path | str | None = None,
     progress: Callable[[float, float, str], None] = lambda *_: None,
@@ -158,21 +161,17 @@ def measure_operators(
     does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
 
     Args:
-        device: "cpu", "cuda", or "auto": a GPU if there is one.
-        dtype: "bfloat16", "float16", "float32", or "auto": float32 on a CPU, the model's on a GPU.
-        tp: Tensor-parallel degrees whose shards are measured, all on the one device.
         budget_s: Total seconds, including those of an interrupted run.
-        max_tokens: Largest step; like ``max_seqs`` and ``max_context`` by default that of REACHES.
         target: Relative error, of points predicted from the others, at which to stop early.
         resume: File that stores points immediately; the measurement continues an existing one.
         progress: Called with the seconds spent, the budget, and the current operator.
     """
     started = time.perf_counter()
     torch = hardware.torch_module()
-    where = hardware.choose(torch, model, device, dtype, threads)
+    where, tp = hardware.choose(torch, model, settings.device, settings.dtype, settings.threads), settings.tp
     if budget_s <= 0:
         raise InputError(f"the budget must be above 0 s; it is {budget_s:g}")
-    reach = _reach(model, where, max_tokens, max_seqs, max_context)
+    reach = _reach(model, where, settings)
     operators = operators_of(model, tp, reach)
     degrees = sorted({n for n in tp if n > 1})
     groups = [n for n in degrees if n <= torch.cuda.device_count()]
@@ -187,7 +186,7 @@ def measure_operators(
         "threads": where.threads,
         "tp": sorted(set(tp)),
         "reach": asdict(reach),
-        "seed": seed,
+        "seed": settings.seed,
         "torch": str(torch.__version__),
     }
     every = (*operators, *(one for gpus in groups for one in collective_operators(gpus)))
@@ -197,7 +196,7 @@ def measure_operators(
     torch.set_num_threads(where.threads)
     try:
         plan = Plan(operators, budget_s - (time.perf_counter() - started), target=target)
-        bench = TorchBench(torch, model, where, seed)
+        bench = TorchBench(torch, model, where, settings.seed)
         campaign = Campaign(plan, bench, journal, time.perf_counter, progress)
         for gpus in groups:
             if {one.key for one in collective_operators(gpus)} <= {key for key, *_ in campaign.outcomes}:
@@ -226,22 +225,18 @@ def measure_operators(
     return Measurement(as_profile(outcomes, metadata, where.dtype), table(outcomes), campaign.lost)
 
 
-def require_measurable(
-    model: ModelSpec, *, device: str, dtype: str, tp: Sequence[int], threads: int | None = None
-) -> None:
+def require_measurable(model: ModelSpec, settings: MeasurementSettings) -> None:
     """Raise what ``measure_operators`` raises for these settings, before any file is touched."""
-    where = hardware.choose(hardware.torch_module(), model, device, dtype, threads)
-    operators_of(model, tp, _reach(model, where, None, None, None))
+    where = hardware.choose(hardware.torch_module(), model, settings.device, settings.dtype, settings.threads)
+    operators_of(model, settings.tp, _reach(model, where, settings))
 
 
-def _reach(
-    model: ModelSpec, where: Device, max_tokens: int | None, max_seqs: int | None, max_context: int | None
-) -> Reach:
+def _reach(model: ModelSpec, where: Device, settings: MeasurementSettings) -> Reach:
     default = REACHES[where.kind]
-    for name, value in (("max_tokens", max_tokens), ("max_seqs", max_seqs), ("max_context", max_context)):
-        if value is not None and value < 1:
+    for name in ("max_tokens", "max_seqs", "max_context"):
+        if (value := getattr(settings, name)) is not None and value < 1:
             raise InputError(f"{name} must be at least 1; it is {value}")
-    context = min(max_context or default.context, model.max_model_len)
-    seqs = max_seqs or default.seqs
+    context = min(settings.max_context or default.context, model.max_model_len)
+    seqs = settings.max_seqs or default.seqs
     kv_tokens = min(max(default.kv_tokens, context), seqs * context)
-    return Reach(max_tokens or default.tokens, seqs, context, kv_tokens)
+    return Reach(settings.max_tokens or default.tokens, seqs, context, kv_tokens)
