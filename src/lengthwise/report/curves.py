@@ -83,7 +83,7 @@ def over_time(result: Result, points: int) -> dict[str, Array]:
     step_s = folded(series.step_s)
 
     def mean(column: Array) -> Array:
-        return np.divide(folded(column), step_s, out=np.full(len(step_s), np.nan), where=step_s > 0)
+        return np.asarray(np.divide(folded(column), step_s, out=np.full(len(step_s), np.nan), where=step_s > 0))
 
     width_s = fold * series.bin_s
     blocks = np.nan if result.deployment is None else result.deployment.kv.num_blocks
