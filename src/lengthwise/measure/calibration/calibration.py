@@ -328,8 +328,8 @@ def calibrate(
     elif fit is None and masks == "auto":
         problem, solution, notes = with_masks(problem, solution, deployment, seed)
     if not solution.determined.any():
-        problem = "whatever moves, they stay within 1 % of where they are. Measure longer requests at a higher load"
-        raise InputError(f"the runs must determine at least one parameter; {problem}")
+        reason = "whatever moves, they stay within 1 % of where they are. Measure longer requests at a higher load"
+        raise InputError(f"the runs must determine at least one parameter; {reason}")
     found = _result(problem, solution, split, deployment, seed, fit)
     origin = measured_runs.origin_notes(found, split.runs, deployment, allow)
     masked = mask_notes(problem.values(solution.z), deployment)
