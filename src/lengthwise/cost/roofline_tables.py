@@ -205,8 +205,8 @@ def operators(
     # Prompts add up to one row per operator, whose ``bound`` is that of the longest.
     counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
     if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
-        found = f"it is decode_seqs={decode_seqs}, kv_tokens={kv_tokens}, prefill={list(prefill)}"
-        raise InputError(f"a step must hold a sequence or a chunk of a prompt, and no negative counts; {found}")
+        problem = f"it is decode_seqs={decode_seqs}, kv_tokens={kv_tokens}, prefill={list(prefill)}"
+        raise InputError(f"a step must hold a sequence or a chunk of a prompt, and no negative counts; {problem}")
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens, seqs = decode_seqs + sum(chunk for chunk, _ in prefill), decode_seqs + len(prefill)
     layers, stages = model.layers, parallel.pp
