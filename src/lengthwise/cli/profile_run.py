@@ -61,8 +61,8 @@ def run(
     require_writable([target])
     points = points_file(target, resume=resume)
     largest: dict[str, Any] = {"max_tokens": max_tokens, "max_seqs": max_seqs, "max_context": max_context}
-    kept = keeping(points, lambda note: typer.echo(note, err=True))
-    with bar("measuring {task.description}", quiet=quiet, counts=False) as progress, kept:
+    journal = keeping(points, lambda note: typer.echo(note, err=True))
+    with bar("measuring {task.description}", quiet=quiet, counts=False) as progress, journal:
         measured = measure_operators(
             spec, **where, **largest, budget_s=budget_s, progress=progress, seed=seed, resume=points
         )

@@ -50,8 +50,8 @@ def run(
     ]
     rows = []
     for side, s in sides:
-        whole = (s.min, *(s.quantiles[level] for level in _LEVELS), s.max)
-        rows.append([side, f"{s.mean:,.1f}", f"{s.sd:,.1f}", *(f"{tokens:,.0f}" for tokens in whole)])
+        counts = (s.min, *(s.quantiles[level] for level in _LEVELS), s.max)
+        rows.append([side, f"{s.mean:,.1f}", f"{s.sd:,.1f}", *(f"{tokens:,.0f}" for tokens in counts)])
     print_properties(d.name or "workload", properties)
     print_table(("tokens", "mean", "sd", "min", *_LEVELS, "max"), rows, drops=("p5", "p25", "sd"))
 

@@ -58,11 +58,11 @@ def deployment_of_server(
     for side in load(scenario, [*_workload_overrides(workload), *overrides]).effective():
         if variant is None or side.name == variant:
             (model, gpu), on, limits = hardware(side), side.deployment, side.engine
-            facts = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": on.gpus}
-            facts |= on.model_dump(include={"tp", "pp", "replicas"})
-            facts |= limits.model_dump(include={"max_num_seqs", "max_num_batched_tokens", "max_model_len"})
-            facts |= {"weight_dtype": on.weight_dtype or model.dtype, "policy": side.scheduler.policy}
-            each.append(facts)
+            metadata = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": on.gpus}
+            metadata |= on.model_dump(include={"tp", "pp", "replicas"})
+            metadata |= limits.model_dump(include={"max_num_seqs", "max_num_batched_tokens", "max_model_len"})
+            metadata |= {"weight_dtype": on.weight_dtype or model.dtype, "policy": side.scheduler.policy}
+            each.append(metadata)
     return {key: value for key, value in each[0].items() if all(one[key] == value for one in each)}
 
 
