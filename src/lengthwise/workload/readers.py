@@ -302,7 +302,7 @@ def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
         rates, lengths = numbered("chunk-*-trace.csv*"), numbered("chunk-*-dataset.json*")
         if not rates:
             raise TraceError(f"{path}: a folder of ServeGen holds chunk-N-trace.csv files; it has none")
-        return [*rates], [*lengths], path.name
+        return rates, lengths, path.name
     endings = "_rates.csv", "_length_pmfs.jsonl"
     if not any(ending in path.name for ending in endings):
         raise TraceError(f"{path}: ServeGen's files come as a pair, X{endings[0]} and X{endings[1]}; name them so")
