@@ -226,5 +226,5 @@ def test_calibrated_tables_are_written_and_a_calibration_that_fails_is_a_note(tm
     assert again.profile == found.profile
     assert "writer: cost tables are already calibrated" in told
     unknown, _ = measured(what(tmp_path), tmp_path / "other", replace(wanted, rows=0))
-    assert unknown.notes == ("writer was not calibrated: its lengths must be measured before (rows above 0)",)
+    assert unknown.notes == ["writer was not calibrated: its lengths must be measured before (rows above 0)"]
     assert unknown.profile.cost("writer") is None
