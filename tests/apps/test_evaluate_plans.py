@@ -17,7 +17,6 @@ from lengthwise.apps.plan import (
     PlanOptions,
     SwitchTimes,
     plan,
-    read_plan,
     read_switch_times,
     what_if,
     write_plan,
@@ -26,6 +25,7 @@ from lengthwise.apps.plan import (
 from lengthwise.apps.plan.planner import MIN_SHARE
 from lengthwise.apps.plan.space import SwitchRates
 from lengthwise.catalog import model, weight_bytes
+from lengthwise.config.app_file import read_plan
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.estimate import Estimate

@@ -12,7 +12,8 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 from apps_world import write_app
 
-from lengthwise.apps.plan import METHODS, read_plan
+from lengthwise.apps.plan import METHODS
+from lengthwise.config.app_file import read_plan
 
 QUICK = ("--draws", 1, "--true-draws", 3)
 

@@ -15,9 +15,8 @@ from threading import Thread
 import pytest
 
 from lengthwise.apps.ledger import FINISHED, State, open_ledger
-from lengthwise.apps.plan import read_plan
 from lengthwise.backend.process import free_port, local_engine
-from lengthwise.config.app_file import load_app
+from lengthwise.config.app_file import load_app, read_plan
 from lengthwise.schema.app import ModelPlan
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

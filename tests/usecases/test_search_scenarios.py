@@ -11,7 +11,8 @@ from lengthwise import search
 from lengthwise.config import loads
 from lengthwise.cost import ENGINE_HOSTS
 from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
-from lengthwise.schema.plan import Limit, Status
+from lengthwise.schema.plan import Choice, Limit, Status
+from lengthwise.search.objectives import Task
 from lengthwise.usecases import capacity, simulate, variants
 from lengthwise.usecases import search as search_module
 
@@ -113,7 +114,8 @@ def test_the_bench_travels_to_another_process():
     bench = asked()[0].bench
     there = pickle.loads(pickle.dumps(bench))
     settings = {"deployment.gpu": "H100", "engine.max_num_seqs": 4}
-    assert there.bound(settings) == bench.bound(settings)
+    task = Task("bound", Choice("one", "", settings, 0, 0.0, Status.PRUNED))
+    assert there(task) == bench(task)
 
 
 def test_the_search_finds_what_the_exhaustive_one_finds(study):

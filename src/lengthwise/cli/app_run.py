@@ -61,7 +61,7 @@ def run(
     folder = RunFolder(out, store)
     folder.require_free(resume=resume)
 
-    from lengthwise.apps.plan import read_plan
+    from lengthwise.config.app_file import read_plan
     from lengthwise.usecases.app_plan import PlanSettings, sampled_app
     from lengthwise.usecases.app_run import RunMonitor, run_app
 

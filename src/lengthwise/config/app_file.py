@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from lengthwise import catalog, workload
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows, read_batch, read_rows
 from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
-from lengthwise.apps.plan import Served, SwitchRates, SwitchTimes
+from lengthwise.apps.plan import PLAN_FORMAT, Served, SwitchRates, SwitchTimes
 from lengthwise.apps.run.job import Settings
 from lengthwise.config.app_sections import (
     AppTables,
@@ -29,7 +33,7 @@ from lengthwise.config.validation import Problem, Problems, raise_if_any, valida
 from lengthwise.config.values import Section
 from lengthwise.cost import HOST_NAMES
 from lengthwise.engine import COST_SOURCES
-from lengthwise.schema.app import Cluster
+from lengthwise.schema.app import AppPlan, Cluster
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, UnknownNameError
 
@@ -333,3 +337,18 @@ def _empirical(path: Path, column: str, weights: str | None) -> workload.Margina
         return found
 
     return workload.Empirical(numbers(column), None if weights is None else numbers(weights))
+
+
+def read_plan(path: Path | str) -> AppPlan:
+    """Return the plan that ``apps.plan.write_plan`` wrote; raise InputError for any other file."""
+
+    def with_nan(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: math.nan if value is None and name != "plan" else value for name, value in row.items()}
+
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=with_nan)
+        if content.pop("format", None) == PLAN_FORMAT:
+            return TypeAdapter(AppPlan).validate_python(content)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"cannot read the plan {path}: {type(error).__name__}: {error}") from error
+    raise InputError(f"{path} must be an application's plan as `lengthwise app plan --json` writes it")

@@ -1,10 +1,11 @@
 from .methods import METHODS, Effort, best_staged, best_unpreempted
-from .planner import DEFAULT, PlanOptions, plan, read_plan, what_if, write_plan
+from .planner import DEFAULT, PLAN_FORMAT, PlanOptions, plan, what_if, write_plan
 from .space import Served, Space, SwitchRates, SwitchTimes, read_switch_times, write_switch_times
 
 __all__ = [
     "DEFAULT",
     "METHODS",
+    "PLAN_FORMAT",
     "Effort",
     "PlanOptions",
     "Served",
@@ -14,7 +15,6 @@ __all__ = [
     "best_staged",
     "best_unpreempted",
     "plan",
-    "read_plan",
     "read_switch_times",
     "what_if",
     "write_plan",

@@ -457,7 +457,7 @@ def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
     return replace(times, measured=measured, rates=rates)
 
 
-_FORMAT = "lengthwise application plan 1"
+PLAN_FORMAT = "lengthwise application plan 1"
 
 
 def write_plan(path: Path | str, plan: AppPlan) -> None:
@@ -470,21 +470,5 @@ def write_plan(path: Path | str, plan: AppPlan) -> None:
             return [plain(one) for one in value]
         return None if isinstance(value, float) and math.isnan(value) else value
 
-    content = {"format": _FORMAT, **plain(asdict(plan))}
+    content = {"format": PLAN_FORMAT, **plain(asdict(plan))}
     write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
-
-
-def read_plan(path: Path | str) -> AppPlan:
-    """Return the plan of a file; raise InputError if it cannot be read or has another format."""
-    from pydantic import TypeAdapter
-
-    def with_nan(row: dict[str, Any]) -> dict[str, Any]:
-        return {name: math.nan if value is None and name != "plan" else value for name, value in row.items()}
-
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=with_nan)
-        if content.pop("format", None) == _FORMAT:
-            return TypeAdapter(AppPlan).validate_python(content)
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"cannot read the plan {path}: {type(error).__name__}: {error}") from error
-    raise InputError(f"{path} must be an application's plan as `lengthwise app plan --json` writes it")
