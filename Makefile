@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV_VERSION := 0.13.8
 TORCH_VERSION := 2.13.0
+# Processes that run tests: one more than two processors, since many tests wait for engines.
+WORKERS ?= 3
 export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
 
@@ -27,10 +29,10 @@ demo: setup ## which deployment is cheapest for a chat workload? a table and dem
 
 test: setup ## all tests but the slow ones and those of real engines, compiled
 	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
 
-test-slow: setup ## those that compile kernels of their own: index checks, the cache stamp
-	$(BIN)/pytest -n 2 --dist load -o faulthandler_timeout=900 -m "slow and not engine and not torch" $(ARGS)
+test-slow: setup ## those that take seconds: complete runs, crashes, large sizes, examples of the docs, index checks
+	$(BIN)/pytest -n $(WORKERS) --dist load -o faulthandler_timeout=900 -m "slow and not engine and not torch" $(ARGS)
 
 test-nojit: setup ## laws, oracles and policies without the compiler
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest -n 2 --dist load tests/laws tests/policy tests/golden $(ARGS)

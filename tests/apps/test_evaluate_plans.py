@@ -42,6 +42,7 @@ def asked_of(counts, seed=0, draws=2, true=3, gpus=4, **kw):
     return args, {"true_draws": more[draws - 1 :], "options": asked}
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=4), st.integers(0, 2), st.sampled_from([None, 0.5, 0.9]))
 def test_the_default_is_never_worse_than_any_other_on_the_draws_planned_with(counts, seed, quantile):

@@ -75,6 +75,7 @@ def test_each_port_is_another_one_that_is_free_and_that_no_system_gives_away():
         assert taken not in {free_port() for _ in range(200)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("health", ["/health", "/v1/models"])
 def test_an_engine_is_ready_when_handed_out_and_gone_with_its_children(log, health):
     port = free_port()

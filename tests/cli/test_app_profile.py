@@ -69,6 +69,7 @@ def application(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_shown_kept_and_laid_over(profile, application, tmp_path):
     out = tmp_path / "profile"
     ended = profile(application, "--out", out, "--rows", 4, "--times", 2)

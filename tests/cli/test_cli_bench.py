@@ -80,6 +80,7 @@ def test_a_scenario_gives_workload_and_limits_and_the_requests_of_simulate(cli, 
     assert (run.workload.arrival_s == same.arrival_s).all()
 
 
+@pytest.mark.slow
 def test_prompts_are_new_each_run_unless_the_salt_of_one_is_given(cli, server, tmp_path):
     def sent(name, *words):
         path = tmp_path / f"{name}.parquet"

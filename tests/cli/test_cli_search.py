@@ -100,6 +100,7 @@ def test_another_question_is_not_answered_from_the_store(cli, question, tmp_path
     assert json.loads(other.out)["plans"][0]["effort"]["reused"] == 0
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_loses_only_what_was_running(question, tmp_path):
     """kill -9 in the midst of a larger search; the second run answers as one that was never killed."""
     kept = tmp_path / "retained"

@@ -34,6 +34,7 @@ latency_bound = "3s"
     return path
 
 
+@pytest.mark.slow
 def test_the_example_is_answered(cli, tmp_path):
     page, out = tmp_path / "page.html", tmp_path / "out.json"
     ended = cli("schedule", EXAMPLE, "--report", page, "--json", out)
@@ -54,6 +55,7 @@ def asked(cli, *words):
     return json.loads(ended.out)
 
 
+@pytest.mark.slow
 def test_options_say_the_same_as_the_file(cli, short):
     told = asked(cli, short, "--latency-bound", "2500ms", "--bound-for", "p95", "--strategy", "RRA", "--gpus", 4)
     assert (told["bound_s"], told["level"]) == (2.5, 0.95)
@@ -73,6 +75,7 @@ def test_exhaustive_finds_nothing_better_than_the_gap(cli, short):
     assert found["evaluated"] < looked["evaluated"]
 
 
+@pytest.mark.slow
 def test_an_expected_latency_lets_more_in(cli, short):
     worst, mean = (asked(cli, short, "--latency-bound", 1), asked(cli, short, "--latency-bound", 1, "--expected"))
     assert (worst["worst_case"], mean["worst_case"]) == (True, False)
@@ -80,6 +83,7 @@ def test_an_expected_latency_lets_more_in(cli, short):
     assert mean["chosen"]["latency_s"] <= 1
 
 
+@pytest.mark.slow
 def test_rates_of_loading_may_be_given(cli, short):
     usual = asked(cli, short)["redeploy"]
     told = asked(cli, short, "--set", "schedule.dram_gb_s=9.8", "--set", "schedule.ssd_gb_s=14.6")["redeploy"]

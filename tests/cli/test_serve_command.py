@@ -81,6 +81,7 @@ def file_of(engine: str, *, mode: str = "isrtf", more: str = "") -> str:
     return f'order = "{mode}"\nengines = ["{engine}"]\n[listen]\nport = 0\nadmin_port = "none"\n{more}'
 
 
+@pytest.mark.slow
 def test_a_gateway_starts_is_read_again_and_ends(tmp_path):
     path = tmp_path / "gateway.toml"
     with in_thread(EngineServer(EngineSpec())) as running:

@@ -156,6 +156,7 @@ def test_the_default_predictor_tells_prompts_of_a_log_apart(tmp_path):
     assert len(np.unique(got.predicted_tokens.round(3))) > 10
 
 
+@pytest.mark.slow
 def test_a_predictor_trained_on_a_log_closes_part_of_the_gap_on_it(tmp_path):
     """From log to decision: train on one log, ask the laboratory about another."""
     from lengthwise.cli import main
@@ -196,6 +197,7 @@ def mean_jct_s(folder, policy, predictor):
     return float(np.mean(records.finished_s - records.arrival_s))
 
 
+@pytest.mark.slow
 def test_a_simulation_with_a_trained_predictor_is_nearer_to_the_oracle(tmp_path):
     write_log(tmp_path / "log.jsonl", log_rows(300))
     write_log(tmp_path / "later.jsonl", log_rows(200, seed=1))

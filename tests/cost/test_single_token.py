@@ -29,6 +29,7 @@ def measured_s(rows, part=("qkv projection", "output projection", "mlp up", "mlp
     return rows["seconds"][taken].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["auto", "physics", "linear", "monotone", "tables"])
 def test_one_token_takes_its_measured_time_and_more_tokens_the_fit(estimator):
     plain, quick = quick_vectors()

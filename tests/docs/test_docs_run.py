@@ -50,6 +50,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", WITH_BLOCKS, ids=name)
 def test_blocks_run(document, place, capsys):
     names = {"__name__": "documentation"}

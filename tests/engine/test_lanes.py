@@ -17,6 +17,7 @@ def lane(**env):
     return subprocess.run(program, env=os.environ | env, capture_output=True, text=True, timeout=900, check=False)
 
 
+@pytest.mark.slow
 def test_without_the_compiler():
     result = lane(NUMBA_DISABLE_JIT="1", LENGTHWISE_EXAMPLES="10")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -94,6 +94,7 @@ def steps_of(server):
     return ran
 
 
+@pytest.mark.slow
 def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
     prefill_batch, decode_steps = 3, 4
     heard = Heard()

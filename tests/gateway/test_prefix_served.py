@@ -58,6 +58,7 @@ def chat(question):
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefixes", "first", "then", "tenant", "follows"),
     [

@@ -79,6 +79,7 @@ def test_no_policy_is_given_the_true_output(axis):
         assert inspect.getclosurevars(policy.function).nonlocals == {}
 
 
+@pytest.mark.slow
 @LAW
 @given(workloads(), deployments(), st.integers(0, 2**32 - 1))
 def test_predictions_nobody_asks_for_change_nothing(workload, deployment, seed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from observers import LAW, run
@@ -115,6 +116,7 @@ def test_more_of_one_kind_of_request_is_no_less_work(workload, deployment):
     assert not (b.scheduled_s < a.scheduled_s).any()
 
 
+@pytest.mark.slow
 @LAW
 @given(workloads(), deployments())
 def test_replicas_in_turn_are_separate_servers(workload, deployment):

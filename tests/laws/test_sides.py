@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from observers import INFINITY, LAW, entries, last_state, longest_output, restarts_as_decode, run, watch
@@ -81,6 +82,7 @@ def test_everything_is_free_at_the_end_of_both_sides(workload, deployment):
     assert state.counters[0]["events"] == 0
 
 
+@pytest.mark.slow
 @LAW
 @given(workloads(), disaggregated())
 def test_the_reference_accounts_for_every_block_of_both_sides(workload, deployment):

@@ -152,6 +152,7 @@ class Batches(Doorkeeper):
         assert (q.batch, q.index) < (w.batch, w.index)
 
 
+@pytest.mark.slow
 @HALF
 @given(
     misled(),

@@ -131,6 +131,7 @@ def test_a_host_that_takes_up_what_tables_lack_is_doubted(low_s, share, after, w
     assert bool(doubt) is bool(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["H100", "A100", "RTX-PRO-6000"])
 @pytest.mark.parametrize("fit", [None, ["work"]], ids=["whatever", "work"])
 def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
@@ -140,6 +141,7 @@ def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
         calibrate([other], deploy("llama-3.1-8b", gpu), fit=fit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["H100", "A100", "RTX-PRO-6000"])
 def test_its_log_of_steps_does_not_make_it_right(gpu):
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
@@ -148,6 +150,7 @@ def test_its_log_of_steps_does_not_make_it_right(gpu):
         calibrate([other], deploy("llama-3.1-8b", gpu), iterations=log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["H100", "A100"])
 def test_a_fit_that_looks_well_by_a_host_beyond_belief_is_refused(gpu):
     other = read_records(RETAINED.parent / "transformers" / "fifo-half-0.measured.parquet")
@@ -155,6 +158,7 @@ def test_a_fit_that_looks_well_by_a_host_beyond_belief_is_refused(gpu):
         calibrate([other], deploy("llama-3.1-8b", gpu))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "setting"), [("vllm", "wide-half-0"), ("transformers", "fifo-half-0")])
 def test_runs_on_their_own_slow_device_are_taken_though_none_tells_of_it(engine, setting):
     folder = RETAINED.parent / engine
@@ -168,6 +172,7 @@ def test_runs_on_their_own_slow_device_are_taken_though_none_tells_of_it(engine,
     assert own.host_share < 0.5
 
 
+@pytest.mark.slow
 def test_doubted_runs_are_taken_where_one_allows_them_and_noted():
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
     taken = calibrate([other], deploy("llama-3.1-8b", "H100"), allow=["warnings"])

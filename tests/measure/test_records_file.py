@@ -145,6 +145,7 @@ def same(a, b, where=""):
         assert repr(a) == repr(b), where
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(runs())
 def test_what_is_read_is_what_was_written_to_the_bit(tmp_path_factory, run):

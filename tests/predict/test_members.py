@@ -162,6 +162,7 @@ def test_conditional_asks_once_and_then_lets_survival_speak():
     assert said.mean[0] == pytest.approx(151, abs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [Misled, Constant, BucketEcdf, Ecdf])
 @pytest.mark.parametrize("age", [0, 50, 100])
 def test_conformal_intervals_cover_what_they_say(inner, age):

@@ -37,6 +37,7 @@ def played(estimator, controls, threshold):
     return output[inside], (r.finished_s - started_s)[inside]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [None, 0.05, 0.1])
 @pytest.mark.parametrize(("task", "bound_s", "strategies"), ASKED)
 def test_a_bound_that_is_held_in_the_worst_case_is_held(

@@ -71,6 +71,7 @@ def test_a_schedule_yields_what_was_expected(opt_estimator, opt, four_a40, opt_t
     agree(opt_estimator, Controls(Strategy.RRA, 40, 13, tp=tp, tp_groups=groups), 3, opt, four_a40, opt_tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["exegpt-s", "exegpt-t"])
 def test_random_schedules_yield_what_was_expected(opt, four_a40, opt_tables, preset):
     estimator, agreed = Estimator(TaskLengths.from_preset(preset), four_a40, opt, opt_tables), 0

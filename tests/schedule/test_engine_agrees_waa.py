@@ -140,6 +140,7 @@ def test_random_schedules_yield_what_was_expected(opt, four_a40, opt_tables, pre
     assert agreed >= least, "on long outputs decoding binds mostly"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("controls", "preset"), [(Controls(M, 2), "exegpt-s"), (Controls(C, 3), "exegpt-g")])
 def test_where_decoding_binds_its_batch_is_full_and_encoding_waits(opt, four_a40, opt_tables, controls, preset):
     """Not those who were encoded: no more are let in than have seats or are on their way."""

@@ -82,6 +82,7 @@ def played_pipeline(encode_s, decode_s, finish_iteration):
     return started_s, finished_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("new", "steps", "groups"), [(52, 13, 0), (20, 30, 0), (51, 13, 1)])
 def test_rra_on_a_pipeline_comes_out_as_played(opt_estimator, opt_tables, summaries, new, steps, groups):
     """Micro-batches' encodings differ, and each waits for the longest before it: more than the mean ones would take."""

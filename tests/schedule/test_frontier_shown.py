@@ -48,6 +48,7 @@ def test_near_the_least_latency_the_shown_curve_is_the_best_there_is(estimator, 
         assert had(points, bound_s) >= (1 - ONE_SEARCH) * alone.best(bound_s).row.throughput_rps, times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1.001, 1.02, 1.05, 1.1, 1.3, 2.2, math.inf])
 def test_at_the_bound_of_a_plan_the_shown_curves_have_what_the_plan_has(estimator, shown, times):
     bound_s = times * min(points[0].constrained_latency_s for points in shown.values())

@@ -94,6 +94,7 @@ def agreement(case, loads):
     return held, errors.mean(), math.sqrt((errors**2).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["M/D/1 P99", "M/M/1 P90", "M/D/1 mean"])
 def test_capacity_is_what_queueing_theory_says(case):
     held, mean, square = agreement(case, 6)

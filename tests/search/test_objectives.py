@@ -38,6 +38,7 @@ def strain(requested, replicas, settings=None, seeds=8):
     return Trials(sized, load, requested.promises, requests, range(seeds), Effort()).usage(requested.rate_rps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
 @pytest.mark.parametrize("rate", [3.0, 45.0])
 def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):

@@ -55,6 +55,7 @@ def check_nothing_is_lost(requested, draw, top, space=SMALL):
     return mine, whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [TIGHT, LOOSE, STRICT])
 def test_pruning_loses_nothing(limits):
     mine, whole = check_nothing_is_lost(question("requests_per_dollar", *limits), Chat(), 3)
@@ -71,6 +72,7 @@ def test_nor_on_other_workloads(limits, lengths):
     check_nothing_is_lost(asked, draw, 8, space)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cost_at_rate", "energy"])
 def test_pruning_loses_nothing_where_less_is_better(name):
     asked = question(name, TTFT, rate_rps=6.0)
@@ -79,6 +81,7 @@ def test_pruning_loses_nothing_where_less_is_better(name):
     assert mine.best.objective.value <= whole.best.objective.value * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_the_plan_is_the_same_whoever_works(sent):
     asked = bench(question())
     plans = [ask(asked, MIN_COUNT)]

@@ -25,12 +25,14 @@ ALL = [*BUILT_IN, *(policy.resolve(axis, text) for axis, text in FAMILIES)]
 KERNEL = ("kernel_as_reference",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", ALL, ids=lambda p: f"{p.axis}-{p.name}")
 def test_what_ships_passes(chosen):
     passed = check_policy(chosen, count=2, seed=len(chosen.name), skip=KERNEL)
     assert passed == [name for name in POLICY_CHECKS if name not in KERNEL]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
 @pytest.mark.parametrize("text", ["srtf", "hrrn", "vtc", "aged(weight=30)"])
 def test_ranks_pass_in_the_kernel_too(text):

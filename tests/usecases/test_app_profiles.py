@@ -46,6 +46,7 @@ def first(tmp_path_factory):
     return folder, *measured(what(folder), folder / "out")
 
 
+@pytest.mark.slow
 def test_a_profile_holds_switches_and_lengths_of_every_model(first):
     folder, found, told = first
     assert found.notes == []
@@ -72,6 +73,7 @@ def test_what_is_there_is_not_measured_again_unless_it_changed(first, tmp_path):
     assert all(line.endswith("already measured") for line in told)
 
 
+@pytest.mark.slow
 def test_a_profile_that_was_killed_goes_on_where_it_was(tmp_path):
     class Killed(BaseException):
         """No part of the profile may hold it up."""
@@ -88,6 +90,7 @@ def test_a_profile_that_was_killed_goes_on_where_it_was(tmp_path):
     assert [one.model for one in found.profile.switches] == ["writer", "judge"]
 
 
+@pytest.mark.slow
 def test_another_command_is_measured_anew_and_so_is_all_with_again(tmp_path):
     few = replace(FEW, rows=0, times=1, models=("judge",))
     before, _ = measured(what(tmp_path), tmp_path / "out", few)

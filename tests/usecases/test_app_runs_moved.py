@@ -59,6 +59,7 @@ def ran(folder, name, sets=()):
     return run_app(planned, found.file.rows, found.engines(), folder / name, settings=run.settings)
 
 
+@pytest.mark.slow
 def test_answers_ten_times_as_long_have_the_rest_planned_anew_and_say_the_same(tmp_path):
     kept, anew = ran(tmp_path, "retained", ["run.replans=0"]), ran(tmp_path, "anew")
     events = [event for event in anew.metadata["events"] if event["what"] in ("replan", "keep")]

@@ -97,6 +97,7 @@ def test_a_search_that_would_make_all_alike_is_refused(axes, words, tables):
     assert words in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_search_over_knobs_takes_tables_of_its_own_deployment(tables, capsys):
     path, told = tables
     assert main(["search", str(path), "--set", "search.space={ max_num_seqs = [16, 64] }"]) == 0

@@ -19,6 +19,7 @@ from lengthwise.schema.errors import OutputError
 TASKS = tasks_of(9)
 
 
+@pytest.mark.slow
 def test_killed_before_any_statement_a_run_resumes_and_ends_alike(place, tmp_path):
     expected = undisturbed(place("expected"), TASKS)
     assert {state for _, state, *_ in expected} == set(FINISHED), "every kind of end is there"

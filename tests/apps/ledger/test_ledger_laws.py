@@ -27,6 +27,7 @@ KEYS = [f"k{i}" for i in range(6)]
 OWNERS = ("ann", "bob")
 
 
+@pytest.mark.slow
 def test_both_stores_pass_the_kit(place):
     assert check_ledger(lambda name: open_ledger(place(name))) == list(LEDGER_CHECKS)
 
@@ -173,6 +174,7 @@ class Machine(RuleBasedStateMachine):
         self.ledger.close()
 
 
+@pytest.mark.slow
 def test_any_calls_in_any_order_answer_as_the_naive_rule_does(place, request, monkeypatch):
     count = {"sqlite": 100, "postgres": 25}[request.node.callspec.params["place"]]
     monkeypatch.setattr(Machine, "places", staticmethod(place))

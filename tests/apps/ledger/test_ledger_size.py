@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import resource, sys
 import numpy as np
@@ -30,6 +32,7 @@ print(mib() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_million_tasks_are_laid_out_and_listed_in_bounded_memory(place):
     done = subprocess.run(
         [sys.executable, "-c", CODE, place()], check=True, capture_output=True, text=True, timeout=300

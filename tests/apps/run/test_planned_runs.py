@@ -57,6 +57,7 @@ def test_a_run_of_one_model_after_another_takes_as_long_as_planned(tmp_path, wor
     assert ended.seconds == pytest.approx(made.makespan.value, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [independent, chained])
 @pytest.mark.parametrize("method", ["lengthwise", "min", "samullm"])
 @pytest.mark.parametrize("seed", [5, 6])
@@ -85,6 +86,7 @@ def leaving(models, **seconds):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lengthwise", "max", "samullm"])
 @pytest.mark.parametrize("seconds", [{"stop": 6.0}, {"stop": 3.0, "sleep": 4.0, "wake": 1.0}])
 def test_engines_that_leave_are_waited_for_in_the_plan_as_in_the_run(tmp_path, method, seconds):

@@ -90,6 +90,7 @@ MOVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MOVED))
 def test_much_longer_answers_have_the_rest_planned_anew_which_ends_earlier(tmp_path, name):
     counts, means, true = MOVED[name]
@@ -103,6 +104,7 @@ def test_much_longer_answers_have_the_rest_planned_anew_which_ends_earlier(tmp_p
     assert anew.seconds < 0.9 * kept.seconds
 
 
+@pytest.mark.slow
 def test_the_time_that_is_left_is_told_by_the_new_plan(tmp_path):
     """By lengths as first planned all is nearly done when the long answers have hardly begun."""
     counts, means, true = MOVED["four models, one much longer"]

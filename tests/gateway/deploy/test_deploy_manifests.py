@@ -22,6 +22,7 @@ def check(resource: dict, version: str) -> None:
         kubernetes_validate.validate(resource, version, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 @pytest.mark.parametrize("name", ALL)
 def test_the_api_would_take_every_resource(name, version):

@@ -222,6 +222,7 @@ def with_tools(tools):
     return json.dumps(chat(tools=tools), separators=(",", ":")).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("api", "body", "most"),
     [

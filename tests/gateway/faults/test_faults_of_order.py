@@ -106,6 +106,7 @@ def test_a_long_one_is_served_in_time_however_many_short_ones_come():
     run(work)
 
 
+@pytest.mark.slow
 def test_a_storm_of_cuts_is_capped():
     async def work() -> None:
         ledger, order = (

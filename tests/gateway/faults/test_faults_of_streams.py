@@ -52,6 +52,7 @@ def usages_of(report: Report) -> list[int]:
     return [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "faults",
     [

@@ -138,6 +138,7 @@ def test_bookmarks_move_the_version_on(tmp_path):
     scripted(work, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"ERROR","object":{}}\n'])
 def test_what_is_no_event_means_a_new_list(line, tmp_path):
     async def work(api, report):

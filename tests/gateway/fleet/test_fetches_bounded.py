@@ -41,6 +41,7 @@ async def answering(answer):
         await runner.cleanup()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/version", "/metrics", "/v1/completions"])
 def test_no_engine_sends_the_gateway_elsewhere(path):
     """An engine of which one door redirects to another engine: nobody knocks there."""

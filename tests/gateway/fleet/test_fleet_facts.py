@@ -125,6 +125,7 @@ def test_a_mode_that_cuts_before_an_engine_that_cannot_be_cut_is_told(kind):
     run(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault("hang"), Fault("full"), Fault("stall", 1)])
 def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monkeypatch, fault):
     monkeypatch.setattr("lengthwise.gateway.fleet.engine_probe.PROMPT_TIMEOUT_S", 0.2)

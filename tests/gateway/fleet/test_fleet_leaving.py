@@ -36,6 +36,7 @@ def test_the_scheduler_hears_of_a_name_that_passes_on_before_anybody_can_be_sent
     run(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave_s", [30.0, 0.05])
 def test_a_stream_may_last_as_long_as_an_engine_may_leave_and_not_only_until_a_first_byte(leave_s):
     async def work():
@@ -74,6 +75,7 @@ def test_an_engine_that_fails_its_checks_ends_its_streams_when_its_key_changes()
     run(work)
 
 
+@pytest.mark.slow
 def test_under_another_key_an_engine_has_no_more_seats_than_before():
     async def work():
         async with engines(SLOW) as (server,):

@@ -175,6 +175,7 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes():
     run(work)
 
 
+@pytest.mark.slow
 def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does():
     async def work():
         resilience = ResilienceConfig(health_every_s=0.12, connect_s=0.1, drain_s=0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 from fleet_requests import ORDER, SPEC, entries, world
 from fleet_world import CARE, DISPATCH, config_of, engines, run, until
 from kube_api import KubeApi, endpoint, endpoint_slice
@@ -13,6 +14,7 @@ from lengthwise.gateway.config import Discovery, Engine, GatewayConfig
 from lengthwise.gateway.protocols import monotonic
 
 
+@pytest.mark.slow
 def test_a_stream_outlives_its_endpoint_flapping_and_going():
     async def work():
         async with KubeApi() as api, engines(SPEC) as (server,):
@@ -88,6 +90,7 @@ def test_a_stream_outlives_other_settings_of_its_engine():
     run(work)
 
 
+@pytest.mark.slow
 def test_a_stream_ends_where_it_began_while_another_engine_takes_the_name():
     async def work():
         async with engines(SPEC, SPEC) as (first, second):

@@ -65,6 +65,7 @@ def test_a_plan_that_fails_leaves_the_schedule_says_so_and_the_watch_goes_on(cap
     assert [one.levelname for one in caplog.records if said in one.message] == ["WARNING"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "timeouts", "says"),
     [

@@ -111,6 +111,7 @@ def test_no_more_is_planned_than_engines_have_seats(small, jumped):
     assert after.decode_batch <= max_num_seqs < roomy.decode_batch, "it is the seats that bind"
 
 
+@pytest.mark.slow
 def test_means_that_encodings_are_resized_to_follow_a_schedule_that_is_left():
     asked, planned = planned_small("schedule.latency_bound='20s'", "schedule.threshold=0.2")
     follower = follow_small(asked, planned, min_gain=1e6)

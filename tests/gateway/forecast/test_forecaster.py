@@ -166,6 +166,7 @@ def test_without_a_predictor_all_are_alike() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["raise", "nan", "negative", "huge", "shape", "strange"])
 def test_a_predictor_that_fails_leaves_its_rows_to_the_prior(word: str) -> None:
     async def main() -> None:

@@ -33,6 +33,7 @@ from lengthwise.gateway.telemetry import Journal
 ENGINES = Service(0.02, 0.001, 0.0002, 0.0, max_num_seqs=8, engines=2, waited_share=0.0, error=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reserved", [True, False])
 def test_the_interval_holds_the_gain_of_theory(reserved: bool) -> None:
     found = gain(of_rows(single_server(3, 1500, reserved=reserved)), draws=30)

@@ -80,6 +80,7 @@ def test_through_the_whole_gateway_and_the_next_request_is_served():
 LONG = "x" * 400_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metadata", [{}, {"stream": False}, {"return_token_ids": True}])
 def test_a_prompt_whose_ids_take_more_than_a_mib_is_told_and_goes_on_elsewhere(metadata: dict):
     """The engine tells them in its first event, and again where the answer goes on."""

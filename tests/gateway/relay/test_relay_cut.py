@@ -31,6 +31,7 @@ async def cut_often(w: World, body: dict, api: str = "completions", shorts: int 
     return await long
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_chunk", [1, 3])
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_greedy_output_is_identical_cut_and_uncut(api: str, per_chunk: int):

@@ -20,6 +20,7 @@ CHAT = {key: value for key, value in BODY.items() if key != "prompt"} | {
 QUICK = ResilienceConfig(stall_s=0.3, first_byte_s=0.3, connect_s=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 7, 23, 59])
 @pytest.mark.parametrize("per_chunk", [1, 4])
 @pytest.mark.parametrize("kind", ["die", "error", "stall"])
@@ -145,6 +146,7 @@ async def _raw(w, body):
     return [part async for part in answer_]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["503", "busy"])
 @pytest.mark.parametrize("ids_told", [True, False])
 def test_full_is_no_failure_and_the_request_keeps_its_place(how, ids_told):
