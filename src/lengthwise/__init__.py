@@ -85,7 +85,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the front door, its room opened only now."""
+    """Import a public name on first access."""
     if name == "__version__":
         from importlib.metadata import version
 

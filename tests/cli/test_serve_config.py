@@ -156,7 +156,7 @@ def test_overrides_are_the_last_word(tmp_path):
         ("[order]\nmax_wait_s = nan\n", "order.max_wait_s: must be a number"),
         ('[order]\nrank = "srf"\n', "Did you mean: srtf"),
         ('[order]\npreemption = "always"\n', "order.preemption: there is no preemption policy"),
-        ("[dispatch]\nstart = 600\n", "least <= start <= most"),
+        ("[dispatch]\nstart = 600\n", "min_concurrency <= start <= max_concurrency"),
         ('[order]\nmode = "rra"\n', "mode rra must have [dispatch.phases]"),
         ('[order]\nmode = "waa-c"\n', "`lengthwise schedule SCENARIO --deploy DIR` writes their commands"),
         (

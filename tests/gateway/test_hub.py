@@ -12,7 +12,13 @@ import pytest
 from relay_world import Ledger, run
 
 from lengthwise.gateway.request import NO_FORECAST, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import CUT, GONE, RequestFinishedError, RequestRefusedError, SchedulerDriver
+from lengthwise.gateway.scheduler_driver import (
+    GONE,
+    PREEMPTED,
+    RequestFinishedError,
+    RequestRefusedError,
+    SchedulerDriver,
+)
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 
@@ -147,7 +153,7 @@ def test_a_client_that_goes_leaves_nothing(when: str):
         if when == "retry":
             ticket = await task
             scheduler.places = 0
-            task = asyncio.ensure_future(ticket.retry("cut"))
+            task = asyncio.ensure_future(ticket.retry("preemption"))
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -169,15 +175,15 @@ def test_a_cut_is_told_and_the_turn_comes_again():
         scheduler.cut = [1]
         driver.wake()
         await asyncio.sleep(0.01)
-        assert heard == [CUT]
+        assert heard == [PREEMPTED]
         assert ticket.preempted.is_set()
-        assert await ticket.retry("cut") is ticket
+        assert await ticket.retry("preemption") is ticket
         assert (ticket.worker, ticket.preempted.is_set()) == ("w", False)
         assert ledger.tokens_of == {1: 7}
-        assert ledger.cause == ["cut"]
+        assert ledger.cause == ["preemption"]
         ticket.end(Outcome.FINISHED)
         with pytest.raises(RequestFinishedError):
-            await ticket.retry("cut")
+            await ticket.retry("preemption")
 
     run(work)
 
@@ -199,7 +205,7 @@ def test_ended_from_outside_while_it_waits_again():
         driver, scheduler, ledger = hub_of()
         ticket = await driver.enter(request(1))
         scheduler.places = 0
-        task = asyncio.ensure_future(ticket.retry("cut"))
+        task = asyncio.ensure_future(ticket.retry("preemption"))
         await asyncio.sleep(0.01)
         ticket.end(Outcome.CLIENT_GONE)
         with pytest.raises(RequestFinishedError):

@@ -138,7 +138,13 @@ def main(model):
             for seed in range(2):
                 name = f"{'async' if asynchronous else 'plain'} {preemption} {seed}"
                 found[name] = world(
-                    model, asynchronous, seed, preemption=preemption, window_tokens=4, cuts_per_s=1e9, max_wait_s=1e9
+                    model,
+                    asynchronous,
+                    seed,
+                    preemption=preemption,
+                    window_tokens=4,
+                    preemptions_per_s=1e9,
+                    max_wait_s=1e9,
                 )
     print(json.dumps(found))
 

@@ -145,7 +145,7 @@ def test_errors_are_those_that_the_official_client_knows(url):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_greedy_output_is_identical_direct_through_the_gateway_and_cut(url, stream):
-    order = Order(preemption="by_rank", window_tokens=10, cuts_per_s=1000.0, max_preemptions=50)
+    order = Order(preemption="by_rank", window_tokens=10, preemptions_per_s=1000.0, max_preemptions=50)
     tokens = 400
 
     async def work() -> None:

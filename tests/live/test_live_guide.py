@@ -53,7 +53,7 @@ COMMANDS = {
     "--request-rate 3 ": "--request-rate {half} ",
     "--request-rate 5 ": "--request-rate {high} ",
     # client and engine share two cores: the guide's way for a first look
-    "--out cost.npz": "--out cost.npz --allow-doubts --json calibration.json",
+    "--out cost.npz": "--out cost.npz --allow-warnings --json calibration.json",
     "--limit ttft.p90=1s": f"--limit ttft.p90=1s {SMALL_SEARCH} --json capacity.json",
     "simulate mine.toml --cost tables:cost.npz": "simulate mine.toml --cost tables:cost.npz --json calibrated.json",
     "jct.p50=0.10": "jct.p50=0.60",

@@ -59,7 +59,7 @@ class Client:
             async def __aexit__(self, *_):
                 return None
 
-        order = Order(window_tokens=10, cuts_per_s=1000.0, max_preemptions=50, preemption="worth(factor=1)")
+        order = Order(window_tokens=10, preemptions_per_s=1000.0, max_preemptions=50, preemption="worth(factor=1)")
         config = GatewayConfig(
             engines=(Engine(url, in_flight=1, generation_defaults="none"),),
             listen=Listen(port=0, admin_port=None),
@@ -92,7 +92,7 @@ class Client:
         """The answer while short requests come and take its place; again where a busy engine made no cut worth it."""
         await self.known()
         for _ in range(TRIES):
-            before = self.ledger.cause.count("cut")
+            before = self.ledger.cause.count("preemption")
             long = asyncio.ensure_future(self.request(what, api))
             for k in range(40):  # as many within a quick engine's 0.3 s as within a slow one's 20
                 await asyncio.sleep(0.03)
@@ -100,7 +100,7 @@ class Client:
                     break
                 await self.request(body(api, f"s{k}", 3), api)
             events = await long
-            if self.ledger.cause.count("cut") - before >= 2:
+            if self.ledger.cause.count("preemption") - before >= 2:
                 return events
         pytest.fail(f"none of {TRIES} answers was cut twice")
 

@@ -91,7 +91,7 @@ def test_runs_that_do_not_tell_their_model_are_noted_and_refused_where_they_fit_
     if report:
         assert origin_notes(far, runs, deployment, ()) == origin_notes(far, runs, deployment, ["warnings"])
         return
-    with pytest.raises(InputError, match=r"token work to 4 times.*TPOT by \+40% on half.*--allow-doubts"):
+    with pytest.raises(InputError, match=r"token work to 4 times.*TPOT by \+40% on half.*--allow-warnings"):
         origin_notes(far, runs, deployment, ())
 
 

@@ -33,7 +33,7 @@ class TestRefusals:
         ],
     )
     def test_records_of_another_model_or_gpu(self, run, deployment, metadata, report):
-        with pytest.raises(InputError, match=f"{report}.*--allow-doubts"):
+        with pytest.raises(InputError, match=f"{report}.*--allow-warnings"):
             split_of([replace(run, metadata=metadata)], deployment, 0.3, ())
         assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fitted
 

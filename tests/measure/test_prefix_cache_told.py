@@ -99,7 +99,7 @@ class TestCalibrations:
         ],
     )
     def test_refuse_runs_of_shared_prefixes_unless_doubts_are_allowed(self, run, deployment, metadata, report):
-        with pytest.raises(InputError, match=f"{report}.*--allow-doubts"):
+        with pytest.raises(InputError, match=f"{report}.*--allow-warnings"):
             split_of([replace(run, metadata=metadata)], deployment, 0.3, ())
         assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fitted
 

@@ -53,7 +53,7 @@ def test_capacity_says_where_the_front_binds(tmp_path, capsys):
     path, told = tmp_path / "small.toml", tmp_path / "out.json"
     path.write_text(ASKED.format(rate=1, queue="50ms"))
     assert main(["capacity", str(path), "--json", str(told)]) == 0
-    assert "The front end of the engine binds: it takes one request at a time, 50 ms each" in capsys.readouterr().out
+    assert "is the bottleneck: it takes one request at a time, 50 ms each" in capsys.readouterr().out
     (one,) = json.loads(told.read_text())["capacities"]
     assert one["requests_per_s"]["value"] < 20
     assert len(one["notes"]) == 1

@@ -62,7 +62,7 @@ def run(
     set_: Annotated[list[str] | None, options.setting("engine.max_num_seqs=64")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="The measured variant of the scenario.")] = None,
     cost: Annotated[str | None, Option(metavar="SOURCE", help="The tables to start from, such as roofline.")] = None,
-    allow_doubts: Annotated[bool, Option("--allow-doubts", help="Accept partial or unreliable runs.")] = False,
+    allow_warnings: Annotated[bool, Option("--allow-warnings", help="Accept partial or unreliable runs.")] = False,
     force: Annotated[
         bool, Option("--force", help="Accept simulated runs, and write tables that are worse than before.")
     ] = False,
@@ -107,7 +107,7 @@ def run(
             fit=fit,
             holdout=measured[len(runs) :] if holdout else share,
             iterations=None if iterations is None else read_iterations(iterations),
-            allow=[name for name, allowed in (("warnings", allow_doubts), ("simulated", force)) if allowed],
+            allow=[name for name, allowed in (("warnings", allow_warnings), ("simulated", force)) if allowed],
             seed=seed,
             masks=masks,
             scrape=scrape,

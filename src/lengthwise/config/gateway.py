@@ -116,7 +116,7 @@ class OrderSection(Section):
     window_tokens: PositiveInt = _ORDER.window_tokens
     max_wait_s: Wait = _ORDER.max_wait_s
     max_preemptions: Annotated[int, Field(ge=0)] = _ORDER.max_preemptions
-    cuts_per_s: Rate = _ORDER.cuts_per_s
+    preemptions_per_s: Rate = _ORDER.preemptions_per_s
     fairness: Literal["none", "vtc"] = "none"
     bins: Annotated[int, Field(ge=1, le=1024)] = _ORDER.bins
     batch_wait_s: Wait = _ORDER.batch_wait_s
@@ -146,8 +146,8 @@ class DispatchSection(Section):
     """How many requests an engine runs at once, and which engine gets a request."""
 
     start: PositiveInt = _DISPATCH.start
-    least: PositiveInt = _DISPATCH.least
-    most: PositiveInt = _DISPATCH.most
+    min_concurrency: PositiveInt = _DISPATCH.min_concurrency
+    max_concurrency: PositiveInt = _DISPATCH.max_concurrency
     kv_high: Share = _DISPATCH.kv_high
     adapt_every_s: Seconds = _DISPATCH.adapt_every_s
     affinity: Annotated[NotNan, Field(ge=0, le=1)] = _DISPATCH.affinity

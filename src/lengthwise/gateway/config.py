@@ -153,7 +153,7 @@ class Order:
     window_tokens: int = 50  # generated tokens between two predictions and comparisons (ELIS: 50)
     max_wait_s: float = 60.0  # a request that waited so long in total precedes all that have not
     max_preemptions: int = 3  # most preemptions of a request
-    cuts_per_s: float = 10.0  # most preemptions of all requests a second
+    preemptions_per_s: float = 10.0  # most preemptions of all requests a second
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
     bins: int = 8  # number of bins (mode bins), of equal mass of predicted lengths
     batch_wait_s: float = 2.0  # longest wait of the first request of a bin for the bin to fill
@@ -164,7 +164,7 @@ class Order:
         require_known("fairness", self.fairness, FAIRNESS)
         _require_integers(self, 1, "window_tokens", "bins")
         _require_integers(self, 0, "max_preemptions")
-        _require_at_least(self, 0, "max_wait_s", "cuts_per_s", "batch_wait_s")
+        _require_at_least(self, 0, "max_wait_s", "preemptions_per_s", "batch_wait_s")
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ class Dispatch:
     """How many requests an engine is given, and which engine gets a request."""
 
     start: int = 8  # initial limit of requests at an engine
-    least: int = 1
-    most: int = 512
+    min_concurrency: int = 1
+    max_concurrency: int = 512
     kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
     adapt_every_s: float = 1.0  # least time between two adaptations
     affinity: float = 0.5  # share of a session's prompt or known prefix assumed cached there; 0: ignored
@@ -196,10 +196,11 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         require_known("prefixes", self.prefixes, PREFIXES)
-        _require_integers(self, 1, "start", "least", "most")
-        if not self.least <= self.start <= self.most:
+        _require_integers(self, 1, "start", "min_concurrency", "max_concurrency")
+        if not self.min_concurrency <= self.start <= self.max_concurrency:
             raise InputError(
-                f"dispatch: least <= start <= most must hold; they are {self.least}, {self.start}, {self.most}"
+                "dispatch: min_concurrency <= start <= max_concurrency must hold; they are "
+                f"{self.min_concurrency}, {self.start}, {self.max_concurrency}"
             )
 
 

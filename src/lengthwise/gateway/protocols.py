@@ -30,7 +30,7 @@ class Listener:
         """More tokens arrive; ``request.generated_tokens`` counts them already."""
 
     def returned(self, request: Request, cause: str, now_s: float) -> None:
-        """A request is queued again with its tokens: cause "cut", "window", "failed_over" or "retried"."""
+        """A request is queued again with its tokens: cause "preemption", "window", "failed_over" or "retried"."""
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         """A request ends: exactly once for each that arrived."""

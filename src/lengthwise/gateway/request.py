@@ -131,7 +131,7 @@ class LengthPrediction:
     """Prediction of an output's total length; never the true length."""
 
     total_tokens: float  # the statistic that orders, tokens so far included
-    # "predictor", "prior" (late, failed or none), "told" (fixed by the client), "oracle" (tests).
+    # "predictor", "prior" (late, failed or none), "client" (the client fixed the length), "oracle" (tests).
     source: str = "prior"
     quantiles: Floats | None = None  # [25] float64 at ``predict.LEVELS``; None where only the statistic is known
     at_tokens: int = 0  # generated tokens at its time
@@ -146,7 +146,7 @@ NO_FORECAST = LengthPrediction(256.0)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A live request: the edge makes it, the scheduler alone changes the scheduling fields."""
+    """A live request. The relay creates it; only the scheduler changes the scheduling fields."""
 
     id: int  # unique in this process, in order of arrival
     arrival_s: float  # end of its body, on the gateway's clock

@@ -15,7 +15,7 @@ from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 if TYPE_CHECKING:
     from lengthwise.gateway.core import Scheduler
 
-CUT, GONE = "cut", "worker gone"  # causes of interruptions: a preemption, and a lost worker
+PREEMPTED, GONE = "preemption", "worker gone"  # causes of interruptions: a preemption, and a lost worker
 _MIN_TIMER_S = 0.001
 """Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
 
@@ -36,7 +36,7 @@ class Ticket:
     """An admitted request: it waits, or is at a worker (``worker``, its name at assignment), or is finished.
 
     ``preempted`` is set when the scheduler wants the slot back: abort at the worker, then ``retry``. ``on_interrupt``
-    gets CUT or GONE when that must happen at once.
+    gets PREEMPTED or GONE when that must happen at once.
     """
 
     __slots__ = ("_driver", "_future", "finished", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")
@@ -229,7 +229,7 @@ class SchedulerDriver:
         for one, rejection in decisions.expire:
             if (ticket := self._tickets.get(one)) is not None:
                 ticket.refused(rejection, Outcome.EXPIRED, rejection.reason)
-        self._interrupt(decisions.preempt, CUT)
+        self._interrupt(decisions.preempt, PREEMPTED)
         for one, worker in decisions.assign:
             if (ticket := self._tickets.get(one)) is None:
                 self.scheduler.left(now_s, one)

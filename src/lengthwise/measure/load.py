@@ -87,7 +87,7 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
     complete = {
         **metadata,
         "client": monitor.metadata,
-        "finish_reasons": Counter(row.finish_reason or "not told" for row in sent if row.status == Status.FINISHED),
+        "finish_reasons": Counter(row.finish_reason or "unknown" for row in sent if row.status == Status.FINISHED),
         "failures": failures_of(sent),
         "prompts": run.prompts.how,
     }

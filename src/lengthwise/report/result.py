@@ -1,4 +1,4 @@
-"""One variant of a report, and what its scenario asked for."""
+"""One variant's result and the limits that its scenario sets."""
 
 from __future__ import annotations
 

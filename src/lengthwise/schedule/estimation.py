@@ -207,7 +207,7 @@ def _even_bytes(
 
 
 def _waa_kv_high(setting: Setting, new: Floats, batch: Floats) -> Floats:
-    """Return [n] cached tokens of the decode batch at the level, and of one more batch that joins."""
+    """Return [n] cached tokens of the decode batch, an upper quantile, including one batch that joins."""
     load = setting.phase(1, renewal=True)
     if load.seqs[0] == 0:
         return setting.prompt_tokens_high(new)

@@ -156,7 +156,7 @@ class DecodeSide:
     kv: KvPlan
     kv_transfer: KVTransfer = KVTransfer()
     batching: Any = "unified"
-    # Admits requests to KV memory; it is asked for a complete request when its transfer is to start.
+    # Admission policy of the KV memory; it admits a complete request before the transfer of its cache starts.
     memory: Any = "paged"
     # "recompute" returns the request to the replica that prefilled it, "swap" stays.
     preemption_mode: str = "recompute"

@@ -379,7 +379,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Bench:
-    """Turns settings into results.
+    """Evaluates configurations step by step.
 
     ``build`` maps settings to a deployment of one replica; it raises InputError where it cannot run.
     """

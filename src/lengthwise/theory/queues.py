@@ -159,7 +159,7 @@ def _loads(sizes: Floats, shares: Floats, rate_rps: float) -> tuple[Floats, Floa
 
 
 def _predicted_loads(sizes: Floats, predicted: Floats, rate_rps: float) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """Return for each pair the load predicted smaller and predicted at most as large; and the order of the pairs."""
+    """Return by request the load of smaller predictions, the load including equal ones, and the sorting order."""
     order = np.argsort(predicted, kind="stable")
     sums = np.concatenate(([0.0], np.cumsum(sizes[order]))) * rate_rps / len(sizes)
     ranked = predicted[order]

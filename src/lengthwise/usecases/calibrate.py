@@ -1,4 +1,4 @@
-"""The deployment that a calibration is of, and whether its tables are worth writing."""
+"""Selects the deployment of a calibration, and rejects tables that are no better than the old ones."""
 
 from __future__ import annotations
 

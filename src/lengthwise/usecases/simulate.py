@@ -31,9 +31,9 @@ def front_note(cost: CostTables, rate_rps: float) -> str:
         return ""
     has = "is busy" if busy <= 1 else "has work for"
     return (
-        f"The front end of the engine binds: it takes one request at a time, {1e3 * cost.front.queue_s:.3g} ms each, "
-        f"and {has} {busy:.0%} of the time at {rate_rps:.3g} requests a second. More or faster GPUs do not help; "
-        "give what your own front end takes (deployment.host)."
+        f"The engine's front end (HTTP, tokenization) is the bottleneck: it takes one request at a time, "
+        f"{1e3 * cost.front.queue_s:.3g} ms each, and {has} {busy:.0%} of the time at {rate_rps:.3g} requests a "
+        "second. More or faster GPUs do not help; set deployment.host to the measured overhead of your own front end."
     )
 
 
@@ -110,28 +110,29 @@ def run(
         jobs: Runs at a time; None: one for each CPU that this process may use.
     """
     requested = scenario if isinstance(scenario, Scenario) else load(scenario)
-    sides = list(build(requested) if variants is None else variants)
-    first_seed, count = requested.run.seed, requested.run.seeds if any(side.is_random for side in sides) else 1
+    built = list(build(requested) if variants is None else variants)
+    first_seed, count = requested.run.seed, requested.run.seeds if any(one.is_random for one in built) else 1
     seeds = range(first_seed, first_seed + count)
     keep_steps = MANY_STEPS if every_step else USUAL_STEPS
-    first = [
-        partial(_simulated, side, seed, keep_steps if seed == seeds[0] else None) for seed in seeds for side in sides
+    by_seed = [
+        partial(_simulated, one, seed, keep_steps if seed == seeds[0] else None) for seed in seeds for one in built
     ]
-    again = [_perturbed_runs(side, seeds[0]) for side in sides]
-    runs = _in_threads([*first, *(task for tasks in again for task in tasks)], jobs or available_cpus(), progress)
-    remaining = iter(runs[len(first) :])
+    perturbed_tasks = [_perturbed_runs(one, seeds[0]) for one in built]
+    tasks: list[Callable[[], _Run]] = [*by_seed, *(task for same_variant in perturbed_tasks for task in same_variant)]
+    runs = _in_threads(tasks, jobs or available_cpus(), progress)
+    remaining = iter(runs[len(by_seed) :])
     outcomes = []
-    for number, (side, tasks) in enumerate(zip(sides, again, strict=True)):
-        own = runs[number : len(first) : len(sides)]
+    for number, (variant, same_variant) in enumerate(zip(built, perturbed_tasks, strict=True)):
+        own = runs[number : len(by_seed) : len(built)]
         summaries = [summary for _, summary, _ in own]
         summary = metrics.combine(summaries)
-        perturbed = [next(remaining)[1] for _ in tasks]
+        perturbed = [next(remaining)[1] for _ in same_variant]
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
         out_of_range = metrics.worst_of([one for _, _, one in own])
         records = own[0][0]
         assert records is not None  # those of the first seed are kept
-        outcomes.append(Outcome(side, records, summaries, summary, out_of_range, len(perturbed)))
+        outcomes.append(Outcome(variant, records, summaries, summary, out_of_range, len(perturbed)))
     return outcomes
 
 

@@ -37,7 +37,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.config = GatewayConfig(engines=(Engine("http://e:1"),), order=Order(mode=self.mode))
-        self.scheduler = Scheduler(self.config.order, Admission(), Dispatch(start=6, most=6))
+        self.scheduler = Scheduler(self.config.order, Admission(), Dispatch(start=6, max_concurrency=6))
         self.driver = SimpleNamespace(
             statistics=lambda: self.scheduler.statistics(self.now_s), position=self.scheduler.position
         )
@@ -123,7 +123,7 @@ class World:
             for one in decisions.preempt:
                 queued[one] = running.pop(one)
                 self.scheduler.returned(self.now_s, one, queued[one][0].generated_tokens)
-                self.telemetry.returned(queued[one][0], "cut", self.now_s)
+                self.telemetry.returned(queued[one][0], "preemption", self.now_s)
             for one, worker in decisions.assign:
                 running[one] = queued.pop(one)
                 self.telemetry.dispatched(running[one][0], worker, self.now_s)

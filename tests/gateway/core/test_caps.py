@@ -74,7 +74,7 @@ def test_stale_signals_change_nothing():
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1), st.integers(0, 9)), max_size=60), st.integers(1, 8))
 def test_the_cap_stays_within_its_bounds(signals, least):
-    cap = ConcurrencyLimit(Dispatch(start=8, least=least, most=64))
+    cap = ConcurrencyLimit(Dispatch(start=8, min_concurrency=least, max_concurrency=64))
     for look, (waiting, kv_used, preemptions) in enumerate(signals):
         cap.used(cap.limit(None))
         told = Signals(waiting=waiting, kv_used=kv_used, preemptions=preemptions, at_s=look)

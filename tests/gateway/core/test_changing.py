@@ -61,20 +61,20 @@ def test_fairness_begins_with_what_tenants_were_served_before():
 
 
 def test_cuts_are_allowed_and_forbidden_as_told():
-    none = Order(mode="isrtf", preemption="by_rank", cuts_per_s=0.0)
-    made = filled("isrtf", preemption="by_rank", cuts_per_s=0.0)
+    none = Order(mode="isrtf", preemption="by_rank", preemptions_per_s=0.0)
+    made = filled("isrtf", preemption="by_rank", preemptions_per_s=0.0)
     assert made.schedule(1.0).preempt == ()
-    told(made, 1.0, replace(none, cuts_per_s=10.0))
+    told(made, 1.0, replace(none, preemptions_per_s=10.0))
     assert made.schedule(1.0).preempt == (), "none for the time before"
     assert made.next_s(1.0) == pytest.approx(1.1)
     assert made.schedule(1.11).preempt == (0,)
-    other = filled("isrtf", preemption="by_rank", cuts_per_s=0.0)
-    told(other, 1.0, replace(none, cuts_per_s=10.0, max_preemptions=0))
+    other = filled("isrtf", preemption="by_rank", preemptions_per_s=0.0)
+    told(other, 1.0, replace(none, preemptions_per_s=10.0, max_preemptions=0))
     assert [other.schedule(now_s).preempt for now_s in (1.0, 1.5, 2.0)] == [(), (), ()]
 
 
 def test_telling_rates_again_and_again_makes_no_storm():
-    made = scheduler("isrtf", preemption="by_rank", cuts_per_s=2.0, workers=[worker(cap=40)])
+    made = scheduler("isrtf", preemption="by_rank", preemptions_per_s=2.0, workers=[worker(cap=40)])
     for i in range(40):
         made.offer(0.0, request(i, predicted=1000))
     made.schedule(0.0)
@@ -83,7 +83,7 @@ def test_telling_rates_again_and_again_makes_no_storm():
     cuts = 0
     for step in range(100):
         now_s = 0.1 * step
-        told(made, now_s, Order(mode="isrtf", preemption="by_rank", cuts_per_s=2.0 + step % 2))
+        told(made, now_s, Order(mode="isrtf", preemption="by_rank", preemptions_per_s=2.0 + step % 2))
         cuts += len(made.schedule(now_s).preempt)
     assert 2 <= cuts <= 3 + 3 * 10
 
@@ -131,9 +131,9 @@ def test_caps_keep_what_they_found_within_new_bounds():
     assert len(sent(made.schedule(0.0))) == 3
     made.workers(2.0, [WorkerState("w", ("m",), signals=Signals(waiting=0.0, at_s=2.0))])
     assert cap() == 6
-    told(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=2, most=5))
+    told(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=2, max_concurrency=5))
     assert cap() == 5
-    told(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=1, most=1))
+    told(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=1, max_concurrency=1))
     made.left(3.0, 0)
     assert sent(made.schedule(3.0)) == [], "two are there still"
     assert made.statistics(3.0).workers[0].in_flight > cap()
@@ -160,7 +160,7 @@ def test_told_anything_at_any_time_everybody_ends():
         count += 1
         if count % 5 == 0:
             order = Order(mode="isrtf", preemption="by_rank" if count % 2 else "never", max_wait_s=count % 7,
-                          fairness="vtc" if count % 3 else "none", cuts_per_s=float(count % 4))  # fmt: skip
+                          fairness="vtc" if count % 3 else "none", preemptions_per_s=float(count % 4))  # fmt: skip
             told(made, now_s, order)
         return schedule(now_s)
 

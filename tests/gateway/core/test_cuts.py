@@ -14,7 +14,7 @@ from lengthwise.gateway.request import LengthPrediction
 
 
 def on_demand(**order):
-    return scheduler("isrtf", **({"preemption": "by_rank", "cuts_per_s": 10.0} | order))
+    return scheduler("isrtf", **({"preemption": "by_rank", "preemptions_per_s": 10.0} | order))
 
 
 def running_long_waiting_short(made, **metadata):
@@ -66,7 +66,7 @@ def test_a_preemption_must_be_worth_its_cost():
 
 
 def test_nobody_is_cut_more_often_than_allowed():
-    made = on_demand(max_preemptions=2, cuts_per_s=math.inf)
+    made = on_demand(max_preemptions=2, preemptions_per_s=math.inf)
     jobs = [(request(0, 0.0, predicted=3000), 3000)]
     jobs += [(request(i, float(i), predicted=20), 20) for i in range(1, 12)]
     world = World(made, jobs, [worker()]).run()
@@ -74,7 +74,7 @@ def test_nobody_is_cut_more_often_than_allowed():
 
 
 def test_one_that_was_cut_is_left_alone_for_a_window():
-    made = on_demand(cuts_per_s=math.inf)
+    made = on_demand(preemptions_per_s=math.inf)
     running_long_waiting_short(made)
     made.returned(1.0, 1, 40)
     made.schedule(1.0)
@@ -88,7 +88,7 @@ def test_one_that_was_cut_is_left_alone_for_a_window():
 
 
 def test_equal_ones_never_take_turns():
-    made = on_demand(cuts_per_s=math.inf, max_preemptions=1000)
+    made = on_demand(preemptions_per_s=math.inf, max_preemptions=1000)
     jobs = [(request(i, 0.3 * i, predicted=500), 500) for i in range(12)]
     world = World(made, jobs, [worker(cap=2)]).run()
     assert all(job.request.preemptions == 0 for job in world.jobs.values())
@@ -96,7 +96,7 @@ def test_equal_ones_never_take_turns():
 
 def test_equal_keys_that_do_not_move_never_take_turns():
     """Predicted totals that move with the tokens, so that what remains is always the same."""
-    made = on_demand(cuts_per_s=math.inf, max_preemptions=1000)
+    made = on_demand(preemptions_per_s=math.inf, max_preemptions=1000)
     for i in range(6):
         made.offer(0.0, request(i, predicted=100))
     running = sent(made.schedule(0.0))
@@ -150,18 +150,18 @@ def test_nobody_is_cut_for_one_that_would_not_fit_even_then():
     assert made.schedule(1.1).preempt == (1,)
 
 
-@pytest.mark.parametrize("cuts_per_s", [0.0, 0.5, 3.0])
-def test_storms_are_capped(cuts_per_s):
+@pytest.mark.parametrize("preemptions_per_s", [0.0, 0.5, 3.0])
+def test_storms_are_capped(preemptions_per_s):
     """Ever shorter ones arrive, each worth a cut of somebody."""
-    made = on_demand(cuts_per_s=cuts_per_s, max_preemptions=1000)
+    made = on_demand(preemptions_per_s=preemptions_per_s, max_preemptions=1000)
     jobs = [(request(i, 0.02 * i, predicted=100_000 / (i + 1)), 400) for i in range(200)]
     world = World(made, jobs, [worker(cap=8)]).run()
     times = [now_s for now_s, decisions in world.log for _ in decisions.preempt]
-    most = max(1.0, cuts_per_s) if cuts_per_s else 0
+    most = max(1.0, preemptions_per_s) if preemptions_per_s else 0
     for i, start_s in enumerate(times):
         for n, end_s in enumerate(times[i:], start=1):
-            assert n <= most + cuts_per_s * (end_s - start_s) + 1e-6
-    assert (len(times) > 0) == (cuts_per_s > 0)
+            assert n <= most + preemptions_per_s * (end_s - start_s) + 1e-6
+    assert (len(times) > 0) == (preemptions_per_s > 0)
 
 
 @settings(max_examples=20)
@@ -170,7 +170,7 @@ def test_whatever_is_predicted_everybody_ends_and_is_cut_at_most_so_often(seed, 
     draws = random.Random(seed)
     forecasts = [0.0, 10.0, 200.0, math.inf]
     jobs = [(request(i, 0.1 * i, predicted=draws.choice(forecasts)), draws.choice([5, 200, 600])) for i in range(25)]
-    made = on_demand(max_preemptions=2, cuts_per_s=math.inf)
+    made = on_demand(max_preemptions=2, preemptions_per_s=math.inf)
     world = World(made, jobs, [worker(cap=cap)]).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
     assert all(job.request.preemptions <= 2 for job in world.jobs.values())

@@ -50,7 +50,7 @@ def test_it_counts_as_no_cut_and_is_not_asked_again_where_it_is():
 
 
 def test_a_cut_in_vain_gives_its_share_of_the_cap_back():
-    made = two_long_and_a_short_one(cuts_per_s=1.0)
+    made = two_long_and_a_short_one(preemptions_per_s=1.0)
     made.mark_nonpreemptible(1.0, 1)
     assert made.schedule(1.02).preempt == (0,)
 
@@ -123,7 +123,9 @@ class Refusing(Watched):
     floods(), st.sampled_from(["isrtf", "windowed"]), st.integers(1, 3), st.integers(0, 99), st.sampled_from([0.0, 0.3])
 )
 def test_pending_cuts_are_those_that_can_be_answered_and_the_bound_on_waiting_holds(jobs, mode, cap, seed, late_s):
-    made = scheduler(mode, max_wait_s=MAX_WAIT_S, preemption="by_rank", cuts_per_s=math.inf, max_preemptions=1000)
+    made = scheduler(
+        mode, max_wait_s=MAX_WAIT_S, preemption="by_rank", preemptions_per_s=math.inf, max_preemptions=1000
+    )
     world = Refusing(made, jobs, [worker(cap=cap)], seed=seed, late_s=late_s).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
     done = sum(job.request.preemptions for job in world.jobs.values())

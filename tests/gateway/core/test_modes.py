@@ -17,7 +17,9 @@ from lengthwise.gateway.scheduling import Signals, WorkerState
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority", "engine-plugin"])
 def test_nothing_is_held_back_where_the_engine_orders(mode):
-    made = scheduler(mode, workers=[WorkerState("w", ("m",), slots=2, kv_tokens=50)], dispatch=Dispatch(most=100))
+    made = scheduler(
+        mode, workers=[WorkerState("w", ("m",), slots=2, kv_tokens=50)], dispatch=Dispatch(max_concurrency=100)
+    )
     for i in range(1000):
         made.offer(0.0, request(i))
     assert sent(made.schedule(0.0)) == list(range(1000))

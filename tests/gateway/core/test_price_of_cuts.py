@@ -94,7 +94,7 @@ def test_a_cut_is_made_where_it_pays_for_the_way_there(way_s, cut):
 @pytest.mark.parametrize("preemption", ["by_rank", "is_improvement", "worth(factor=0)", "worth(factor=100)"])
 def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(preemption):
     """However far the running one has come, and although its prediction is made again at every window."""
-    made = scheduler("isrtf", preemption=preemption, cuts_per_s=math.inf)
+    made = scheduler("isrtf", preemption=preemption, preemptions_per_s=math.inf)
     made.offer(0.0, request(1, predicted=100))
     made.schedule(0.0)
     made.offer(0.1, request(2, 0.1, predicted=100))
@@ -158,7 +158,7 @@ def test_where_cuts_pay_they_are_made():
         Costs(step_s=0.01, seq_s=0.0001, prompt_s=0.00001, way_s=0.003),
         {"mean_tokens": 120.0, "prompt_tokens": 100, "window_tokens": 50},
     )
-    with_cuts, cuts = over_fcfs(fast, 0.9, 1, preemption="worth(factor=1)", cuts_per_s=math.inf)
+    with_cuts, cuts = over_fcfs(fast, 0.9, 1, preemption="worth(factor=1)", preemptions_per_s=math.inf)
     ordered, none = over_fcfs(fast, 0.9, 1, preemption="never")
     assert cuts > 10 > none == 0
     assert with_cuts < 0.97 * ordered

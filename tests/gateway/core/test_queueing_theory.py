@@ -58,7 +58,7 @@ def test_shortest_first_waits_as_phipps_says():
 
 @pytest.mark.parametrize("mode", ["srtf", "isrtf"])
 def test_going_by_length_beats_first_come_first_served(mode):
-    preemption = {"preemption": "by_rank", "cuts_per_s": math.inf} if mode == "isrtf" else {}
+    preemption = {"preemption": "by_rank", "preemptions_per_s": math.inf} if mode == "isrtf" else {}
     spent = {}
     for one, order in (("fcfs", {}), (mode, preemption)):
         jobs, _, _ = served(one, n=2000, load=0.85, **order)
@@ -68,7 +68,7 @@ def test_going_by_length_beats_first_come_first_served(mode):
 
 def test_cuts_bring_preemptive_shortest_remaining_below_shortest_first():
     plain, _, _ = served("srtf", n=2000, load=0.85)
-    cut, _, _ = served("isrtf", n=2000, load=0.85, preemption="by_rank", cuts_per_s=math.inf, max_preemptions=99)
+    cut, _, _ = served("isrtf", n=2000, load=0.85, preemption="by_rank", preemptions_per_s=math.inf, max_preemptions=99)
     assert np.mean([j.finished_s - j.request.arrival_s for j in cut]) < 0.95 * np.mean(
         [j.finished_s - j.request.arrival_s for j in plain]
     )

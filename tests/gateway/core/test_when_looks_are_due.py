@@ -18,7 +18,7 @@ from lengthwise.policy.named_schedulers import resolve
 
 def looked_at():
     """A long one runs, a longer one waits, and they were compared at 1 s."""
-    made = scheduler("isrtf", preemption="by_rank", window_tokens=5, cuts_per_s=math.inf)
+    made = scheduler("isrtf", preemption="by_rank", window_tokens=5, preemptions_per_s=math.inf)
     made.offer(0.0, request(1, predicted=1000))
     assert sent(made.schedule(0.0)) == [1]
     made.offer(1.0, request(2, 1.0, predicted=2000))

@@ -17,7 +17,7 @@ from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
 from lengthwise.gateway.request import LengthPrediction
 from lengthwise.predict import LEVELS
 
-EAGER = {"preemption": "by_rank", "cuts_per_s": math.inf}
+EAGER = {"preemption": "by_rank", "preemptions_per_s": math.inf}
 
 
 def running(lengths, *, workers, prompt_tokens=1, **order):
@@ -77,7 +77,7 @@ def test_with_heavy_tails_and_a_long_queue_cuts_gain_on_ordering_alone(cap, most
     """Log-normal lengths of sigma 1.6 at three times what engines serve."""
     costs, traffic = NEAR
     told = {"costs": costs, "cap": cap, "count": 100, "spread": 1.6, **traffic}
-    cut = {"preemption": "worth(factor=1)", "cuts_per_s": math.inf}
+    cut = {"preemption": "worth(factor=1)", "preemptions_per_s": math.inf}
     seeds = range(10, 18)
     with_cuts = [mean_s("isrtf", seed, 3.0, **told, **cut) for seed in seeds]
     ordered = [mean_s("isrtf", seed, 3.0, **told, preemption="never") for seed in seeds]
@@ -121,7 +121,7 @@ LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=6, unique=True)
 def test_who_waits_gains_more_than_all_lose_wherever_somebody_is_cut(active, waiting, prompt):
     """The first of them, or all three times as much; and wherever that holds, the longest is cut."""
     assume(not set(active) & set(waiting) and min(waiting) < max(active))
-    made = scheduler("isrtf", workers=[worker(cap=len(active))], **(EAGER | {"cuts_per_s": 1.0}))
+    made = scheduler("isrtf", workers=[worker(cap=len(active))], **(EAGER | {"preemptions_per_s": 1.0}))
     for i, predicted in enumerate(active):
         made.offer(0.0, request(i, predicted=predicted, prompt_tokens=prompt))
     made.schedule(0.0)

@@ -111,7 +111,7 @@ def test_a_storm_of_cuts_is_capped():
     async def work() -> None:
         ledger, order = (
             Waits(),
-            Order(window_tokens=5, cuts_per_s=2.0, max_preemptions=2, preemption="worth(factor=1)"),
+            Order(window_tokens=5, preemptions_per_s=2.0, max_preemptions=2, preemption="worth(factor=1)"),
         )
         async with engine(seqs=1) as one:
             config = config_of(one, in_flight=1, order=order)

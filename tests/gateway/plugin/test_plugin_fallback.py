@@ -166,7 +166,7 @@ def test_whatever_fails_is_said_once_and_the_engine_goes_on_in_its_own_order(vll
 
 @pytest.mark.parametrize("where", ["cut", "preempt"])
 def test_a_request_that_had_to_give_way_is_there_whatever_fails_behind_it(vllm, monkeypatch, where):
-    made = LengthScheduler(vllm_config=config(preemption="worth(factor=0)", window_tokens=4, cuts_per_s=1e9))
+    made = LengthScheduler(vllm_config=config(preemption="worth(factor=0)", window_tokens=4, preemptions_per_s=1e9))
     made.add_request(request("long", 200, length=200))
     for _ in range(20):
         made.schedule()

@@ -158,7 +158,7 @@ def test_time_in_the_batch_does_not_count_as_waiting():
 
 
 def test_a_longer_one_gives_way_and_is_not_taken_back_in_the_same_step():
-    made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=1)
+    made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, preemptions_per_s=1e9), max_num_seqs=1)
     made.add_request(request("long", 500, length=500))
     for _ in range(30):
         made.schedule()
@@ -171,7 +171,7 @@ def test_a_longer_one_gives_way_and_is_not_taken_back_in_the_same_step():
 
 
 def test_who_finds_no_memory_takes_it_from_a_longer_one():
-    made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=2)
+    made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, preemptions_per_s=1e9), max_num_seqs=2)
     made.add_request(request("long", 500, length=500))
     for _ in range(30):
         made.schedule()
@@ -188,7 +188,7 @@ def test_who_finds_no_memory_takes_it_from_a_longer_one():
 
 def test_only_who_is_strictly_better_takes_a_place_and_no_class_takes_a_better_ones():
     for told in ({"predicted": 500 - 30}, {"predicted": 5, "lengthwise_class": 1}):
-        made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=1)
+        made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, preemptions_per_s=1e9), max_num_seqs=1)
         made.add_request(request("long", 500, length=500))
         for _ in range(30):
             made.schedule()
@@ -199,7 +199,7 @@ def test_only_who_is_strictly_better_takes_a_place_and_no_class_takes_a_better_o
 
 def test_a_stream_of_short_ones_cuts_a_long_one_so_often_and_no_more():
     clock = Clock()
-    settings = Settings(preemption="worth(factor=0)", window_tokens=5, max_preemptions=2, cuts_per_s=1e9)
+    settings = Settings(preemption="worth(factor=0)", window_tokens=5, max_preemptions=2, preemptions_per_s=1e9)
     made = ordered(settings, clock, max_num_seqs=1)
     long = request("long", 400, length=400)
     made.add_request(long)
@@ -216,7 +216,7 @@ def test_a_stream_of_short_ones_cuts_a_long_one_so_often_and_no_more():
 def test_cuts_are_so_far_apart():
     clock, cuts = Clock(), []
     made = ordered(
-        Settings(preemption="worth(factor=0)", window_tokens=1, max_preemptions=99, cuts_per_s=2.0),
+        Settings(preemption="worth(factor=0)", window_tokens=1, max_preemptions=99, preemptions_per_s=2.0),
         clock,
         max_num_seqs=1,
     )
@@ -237,7 +237,7 @@ def test_cuts_are_so_far_apart():
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 3)), min_size=1, max_size=30))
 def test_nobody_is_lost_or_doubled_whatever_is_predicted_cut_or_aborted(requests):
     clock = Clock()
-    settings = Settings(preemption="worth(factor=0)", window_tokens=4, cuts_per_s=1e9, max_wait_s=1.0)
+    settings = Settings(preemption="worth(factor=0)", window_tokens=4, preemptions_per_s=1e9, max_wait_s=1.0)
     made = ordered(settings, clock, max_num_seqs=3)
     aborted = set()
     for k, (length, predicted, every) in enumerate(requests):

@@ -96,7 +96,7 @@ def test_chunks_of_several_tokens_tell_each_id_once_however_many_cuts_are_wanted
             choice = None if stream else json.loads(reply.body)["choices"][0]
             assert (ids_of(reply) if stream else choice["token_ids"]) == WHOLE[0]
             assert (reply.text if stream else choice["text"]) == WHOLE[1]
-            assert stream or w.ledger.cause.count("cut") >= 3
+            assert stream or w.ledger.cause.count("preemption") >= 3
 
     run(work)
 

@@ -72,8 +72,8 @@ def test_through_the_relay_it_is_cut_or_left_alone(stated):
         async with world([engine], cap=1, order=EAGER, capabilities=UNKNOWN) as w:
             reply = await cut_often(w, LONG | STATED if stated else LONG)
             assert reply.text == answer(encode("long 300"), 300)[1]
-            assert (w.ledger.cause.count("cut") >= 3) is stated
-            assert w.scheduler.statistics(0.0).preemptions == w.ledger.cause.count("cut")
+            assert (w.ledger.cause.count("preemption") >= 3) is stated
+            assert w.scheduler.statistics(0.0).preemptions == w.ledger.cause.count("preemption")
 
     run(work)
 

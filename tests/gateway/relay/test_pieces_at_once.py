@@ -64,7 +64,7 @@ def test_a_stream_that_is_passed_on_at_once_is_cut_and_nobody_can_tell():
         async with world([Scripted(step_s=0.001)], cap=1, order=EAGER, takes=sometimes(0.9)) as w:
             reply = await cut_often(w, LONG)
             assert reply.text == answer(encode("long 300"), 300)[1]
-            assert w.ledger.cause.count("cut") >= 3
+            assert w.ledger.cause.count("preemption") >= 3
             assert w.passed > 100
             await until(lambda: idle(w))
 

@@ -91,7 +91,7 @@ def test_gone_while_it_waits_again_after_a_cut():
             others = [
                 asyncio.ensure_future(w.submit({**BODY, "prompt": f"{k} 20", "max_tokens": 20})) for k in range(9)
             ]
-            await until(lambda: "cut" in w.ledger.cause)
+            await until(lambda: "preemption" in w.ledger.cause)
             await answer.aclose()
             await parts
             await asyncio.gather(*others)

@@ -11,10 +11,12 @@ from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.request import Outcome
-from lengthwise.gateway.scheduler_driver import CUT
+from lengthwise.gateway.scheduler_driver import PREEMPTED
 
 LONG = {"model": "m", "prompt": "long 300", "max_tokens": 300, "stream": True, "temperature": 0}
-EAGER = Order(mode="isrtf", window_tokens=10, preemption="worth(factor=1)", cuts_per_s=1000.0, max_preemptions=50)
+EAGER = Order(
+    mode="isrtf", window_tokens=10, preemption="worth(factor=1)", preemptions_per_s=1000.0, max_preemptions=50
+)
 
 
 def short(k: int) -> dict:
@@ -47,7 +49,7 @@ def test_greedy_output_is_identical_cut_and_uncut(api: str, per_chunk: int):
             reply = await cut_often(w, body, api)
             prompt = engine._prompt(body)
             _, text = answer(prompt, 300)
-            assert w.ledger.cause.count("cut") >= 3
+            assert w.ledger.cause.count("preemption") >= 3
             assert reply.text == text
             assert reply.finishes == ["length"]
             assert reply.usages == [
@@ -64,7 +66,7 @@ def test_greedy_output_is_identical_cut_and_uncut(api: str, per_chunk: int):
             assert w.ledger.tokens_of[1] == 300
             assert w.ledger.outcomes == {Outcome.FINISHED: 5}
             await until(lambda: idle(w))
-            assert sum(one.how == "aborted" for one in engine.seen) == w.ledger.cause.count("cut")
+            assert sum(one.how == "aborted" for one in engine.seen) == w.ledger.cause.count("preemption")
 
     run(work)
 
@@ -111,12 +113,12 @@ def test_an_output_that_has_ended_does_not_go_on_when_it_is_cut_before_its_strea
             ended = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 30}))
             await until(lambda: w.ledger.tokens_of[1] == 30)
             (ticket,) = w.driver._tickets.values()
-            ticket.interrupt(CUT)  # the engine has told the end, and keeps the stream open
+            ticket.interrupt(PREEMPTED)  # the engine has told the end, and keeps the stream open
             reply = await ended
             assert reply.finishes == ["length"]
             assert reply.text == answer(encode("long 300"), 30)[1]
             assert reply.events[-1] == "[DONE]"
-            assert w.ledger.cause.count("cut") == 0
+            assert w.ledger.cause.count("preemption") == 0
             assert len(engine.seen) == 1
 
     run(work)
@@ -127,7 +129,7 @@ def test_what_a_cut_could_change_is_never_cut():
         engine = Scripted(step_s=0.001)
         async with world([engine], cap=1, order=EAGER) as w:
             reply = await cut_often(w, {**LONG, "presence_penalty": 0.5})
-            assert "cut" not in w.ledger.cause
+            assert "preemption" not in w.ledger.cause
             assert reply.text == answer(encode("long 300"), 300)[1]
             assert "return_token_ids" not in engine.seen[0].body
 
@@ -140,7 +142,7 @@ def test_a_whole_answer_is_cut_as_well():
         async with world([engine], cap=1, order=EAGER) as w:
             reply = await cut_often(w, {**LONG, "stream": False})
             told = json.loads(reply.body)
-            assert w.ledger.cause.count("cut") >= 3
+            assert w.ledger.cause.count("preemption") >= 3
             assert told["choices"][0]["text"] == answer(encode("long 300"), 300)[1]
             assert told["usage"]["completion_tokens"] == 300
             assert told["object"] == "text_completion"
@@ -171,9 +173,9 @@ def test_a_leg_that_turns_out_to_be_uncuttable_holds_up_no_other_cut():
                 await w.submit(short(k))
             replies = await asyncio.gather(*long)
             assert [one.text for one in replies] == [answer(encode(f"long {k}00"), 300)[1] for k in (9, 4)]
-            assert w.ledger.cause.count("cut") >= 1
+            assert w.ledger.cause.count("preemption") >= 1
             assert all(one.how == "finished" for one in mute.seen)
-            assert w.scheduler.statistics(0.0).preemptions == w.ledger.cause.count("cut")
+            assert w.scheduler.statistics(0.0).preemptions == w.ledger.cause.count("preemption")
 
     run(work)
 
@@ -191,6 +193,6 @@ def test_a_request_that_could_not_be_cut_at_one_engine_is_cut_at_the_next():
                 await w.submit(short(k))
             told = json.loads((await long).body)
             assert told["choices"][0]["text"] == answer(encode("long 900"), 300)[1]
-            assert w.ledger.cause.count("cut") >= 1
+            assert w.ledger.cause.count("preemption") >= 1
 
     run(work)

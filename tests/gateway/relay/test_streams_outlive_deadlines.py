@@ -23,7 +23,7 @@ def test_a_stream_that_is_cut_late_goes_on(takes):
             await until(lambda: w.ledger.tokens_of[1] > 30 and w.driver.clock() > started_s + 2 * TIMEOUT_S)
             await w.submit(short(1))
             reply = await long
-            assert w.ledger.cause == ["cut"]
+            assert w.ledger.cause == ["preemption"]
             assert reply.text == answer(encode(LONG["prompt"]), 80)[1]
             assert (reply.finishes, reply.events[-1]) == (["length"], "[DONE]")
             assert w.ledger.outcomes == {Outcome.FINISHED: 2}

@@ -143,7 +143,7 @@ def test_a_cut_and_a_failover_are_counted_apart() -> None:
     t.on_arrival(q)
     t.dispatched(q, "a", 0.0)
     q.generated_tokens = 30
-    t.returned(q, "cut", 1.0)
+    t.returned(q, "preemption", 1.0)
     t.dispatched(q, "a", 2.0)
     t.returned(q, "failed_over", 2.5)
     t.dispatched(q, "b", 2.5)

@@ -1,4 +1,4 @@
-"""Applications run: tasks leased, asked and recorded; the plan followed; every answer kept."""
+"""Runs applications: leases tasks, sends requests, records answers, follows the plan."""
 
 import lazy_loader
 

@@ -60,7 +60,7 @@ class Silent:
 
 
 def silent(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: float) -> tuple[Silent, ...]:
-    """Return the engines that should have made progress by now, by the loop's clock."""
+    """Return the engines that have made no progress for longer than their limit, by the loop's clock."""
     found = []
     for slot in slots:
         if slot.restart is not None and not slot.restart.done():

@@ -64,7 +64,7 @@ def _linear_features(points: Points) -> Floats:
 
 
 def _bracket(axis: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats]:
-    """Return (lower index, upper index, share of the upper) of places among ascending values."""
+    """Return the neighbours of each value on an ascending axis: (lower index, upper index, weight of the upper)."""
     low = np.clip(np.searchsorted(axis, at, side="right") - 1, 0, len(axis) - 1)
     high = np.minimum(low + 1, len(axis) - 1)
     width = axis[high] - axis[low]

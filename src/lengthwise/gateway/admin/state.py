@@ -241,7 +241,7 @@ class State:
         """Return the state; unknown numbers are None."""
         now_s, statistics, rows = self.clock(), self.driver.statistics(), self.recent.rows()
         mode, metrics, regret = self.config.order.mode, self.telemetry.metrics, self.telemetry.regret
-        num_preempted, until_ago_s = metrics.counts["cut"] + metrics.counts["window"], now_s - regret.until_s
+        num_preempted, until_ago_s = metrics.counts["preemption"] + metrics.counts["window"], now_s - regret.until_s
         found = self.monitor.found if self.monitor else None
         numbers = {worker.name: worker for worker in statistics.workers}
         (jct_s, fcfs_s), pairs = regret.recent(), regret.pairs()
@@ -260,7 +260,7 @@ class State:
             "policies": self._policies.rows(mode, pairs, found),
             "regret": dict(zip(_REGRET_FIELDS, (jct_s - fcfs_s, jct_s, fcfs_s, len(pairs), until_ago_s), strict=True)),
             "samples": {"every_s": SAMPLE_INTERVAL_S, "rows": [(s[0] - now_s, *s[1:]) for s in self.recent.samples]},
-            "counts": {"outcomes": outcomes, "cuts": num_preempted, "failovers": metrics.counts["failed_over"]},
+            "counts": {"outcomes": outcomes, "preemptions": num_preempted, "failovers": metrics.counts["failed_over"]},
             "troubles": [error | {"ago_s": now_s - error["at_s"]} for error in reversed(self.recent.errors)],
             "length_prediction": self.forecaster.state() if self.forecaster else {},
             "observed": found,

@@ -208,7 +208,7 @@ class Preemption:
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:
         self.ranker, self._service = ranker, service
         self._on_demand, self._windows = order.mode == "isrtf", order.mode == "windowed"
-        self._bucket = TokenBucket(order.cuts_per_s)
+        self._bucket = TokenBucket(order.preemptions_per_s)
         self._closed_windows: dict[int, Entry] = {}
         self._compared_s, self.count = -math.inf, 0
         self.configure(math.nan, order)
@@ -216,7 +216,7 @@ class Preemption:
 
     def configure(self, now_s: float, order: Order) -> None:
         """Apply another order of the same mode."""
-        self._bucket.configure(now_s, order.cuts_per_s)
+        self._bucket.configure(now_s, order.preemptions_per_s)
         self._order = order
         self.gain = interpreted(resolve("preemption", order.preemption))
         self.request_pass()

@@ -23,7 +23,7 @@ _MAX_BACKOFF_S = 2.0
 
 
 class ConcurrencyLimit:
-    """An adaptive limit: doubled while nothing is in the way, then up by a sixteenth and down by the engine's queue.
+    """An adaptive limit: it doubles until the engine has a queue, then grows by 1/16 and shrinks by that queue.
 
     It grows only after signals of a fully used worker without a queue, preemptions or a KV cache above ``kv_high``.
     """
@@ -39,7 +39,7 @@ class ConcurrencyLimit:
         unchanged = self._doubling and self._limit == self.dispatch.start
         limit = float(dispatch.start) if unchanged else self._limit
         self.dispatch = dispatch
-        self._limit = min(max(limit, float(dispatch.least)), float(dispatch.most))
+        self._limit = min(max(limit, float(dispatch.min_concurrency)), float(dispatch.max_concurrency))
 
     def limit(self, slots: int | None) -> int:
         """Return the limit, at most the worker's slots."""
@@ -63,7 +63,7 @@ class ConcurrencyLimit:
             self._shrink(max(in_flight - waiting, self._limit * _SHRINK))
         elif signals.waiting is not None and self._max_used >= int(self._limit):
             step = self._limit if self._doubling else max(1.0, self._limit / 16)
-            self._limit = min(float(self.dispatch.most), self._limit + step)
+            self._limit = min(float(self.dispatch.max_concurrency), self._limit + step)
         self._max_used = in_flight
 
     def refused(self, now_s: float, in_flight: int, retry_after_s: float = 0.0) -> None:
@@ -80,7 +80,7 @@ class ConcurrencyLimit:
 
     def _shrink(self, to: float) -> None:
         self._doubling = False
-        self._limit = max(float(self.dispatch.least), min(self._limit, to))
+        self._limit = max(float(self.dispatch.min_concurrency), min(self._limit, to))
 
 
 MAX_BLOCKS = 1 << 17  # hashes over all workers: about 25 MB
@@ -264,7 +264,7 @@ class Worker:
     def limit(self) -> int:
         """Most requests in flight; NO_LIMIT without a limit. A schedule never exceeds the worker's slots."""
         if self.phases is not None:
-            high = self.phases.phases.high or self.limits.dispatch.most
+            high = self.phases.phases.high or self.limits.dispatch.max_concurrency
             return min(high, self.state.in_flight or high, self.state.slots or high)
         if self.state.in_flight is not None:
             return self.state.in_flight

@@ -185,7 +185,7 @@ class Preemption:
         """Return whether to look for a victim, once per step; ``blocked``: no waiting request can be admitted."""
         self._steps += 1
         self._pending |= changed or self._steps >= self._settings.window_tokens
-        if not (blocked and self._pending) or self._clock() < self._last_s + 1 / self._settings.cuts_per_s:
+        if not (blocked and self._pending) or self._clock() < self._last_s + 1 / self._settings.preemptions_per_s:
             return False
         self._steps, self._pending = 0, False
         return True
@@ -228,7 +228,7 @@ class QueueOrder:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = Registry(settings, clock)
-        preempts = settings.preemption != "never" and settings.max_preemptions > 0 and settings.cuts_per_s > 0
+        preempts = settings.preemption != "never" and settings.max_preemptions > 0 and settings.preemptions_per_s > 0
         self._preemption = Preemption(self.registry, clock) if preempts else None
         self._window, self._since_sorted, self._has_warned = settings.window_tokens, settings.window_tokens, False
         self._clock, self._admission_blocked = clock, False

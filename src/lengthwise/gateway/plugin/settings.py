@@ -20,9 +20,9 @@ _UNAVAILABLE = ("index_tokens", "service_tokens", "batch")  # arguments of ranks
 class Settings:
     """Order of the queue and preemption; the defaults are those of the gateway's mode ``isrtf``.
 
-    ``window_tokens`` lie between two checks for preemption. ``max_preemptions`` is of one request, ``cuts_per_s`` of
-    all; ``preemption`` "never" leaves it to a lack of memory. ``prior_tokens`` is the length of requests without a
-    hint. ``trust_version``: modify untested versions of vLLM.
+    ``window_tokens`` lie between two checks for preemption. ``max_preemptions`` limits one request,
+    ``preemptions_per_s`` all; ``preemption`` "never" leaves it to a lack of memory. ``prior_tokens`` is the length of
+    requests without a hint. ``trust_version``: modify untested versions of vLLM.
     """
 
     rank: str = "srtf"
@@ -30,7 +30,7 @@ class Settings:
     window_tokens: int = 50
     max_wait_s: float = 60.0
     max_preemptions: int = 3
-    cuts_per_s: float = 10.0
+    preemptions_per_s: float = 10.0
     prior_tokens: float = 256.0
     trust_version: bool = False
 

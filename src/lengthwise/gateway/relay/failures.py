@@ -43,7 +43,10 @@ class QueueFullError(Exception):
 
 
 class AttemptInterruptedError(Exception):
-    """The gateway stopped reading a response: its text is "cut", "worker gone", "client gone" or "slow reader"."""
+    """The gateway stopped reading a response; the text is the cause.
+
+    It is "preemption", "worker gone", "client gone" or "slow reader".
+    """
 
 
 MAX_RETRIES, MAX_CALLER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one caller

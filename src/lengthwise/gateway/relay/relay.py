@@ -150,7 +150,7 @@ class RequestSession:
         self._relay, self._config = relay, relay.config
         self._attribution = failures.FailureAttribution(relay.fleet, client_request)
         self._rejection: RequestRejectedError | None = None
-        """The rejection by one engine while a peer is asked."""
+        """The rejection by one engine, while another one gets the request."""
         self._attempt: Attempt | None = None
         self._worker: Worker | None = None
         self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
@@ -283,7 +283,7 @@ class RequestSession:
         elif ticket.preempted.is_set() and not response.complete and (tracked := _preemptible(response)):
             self._preempt_chunks += 1
             if preempt := tracked.preempt_now(self._preempt_chunks):
-                attempt.interrupt("cut")
+                attempt.interrupt("preemption")
             elif preempt is None:
                 ticket.mark_nonpreemptible()
         return out
@@ -375,7 +375,7 @@ class RequestSession:
         else:
             if self._attempt_output_started:
                 self._attribution.on_preempted()
-            await self._resume("window" if self._config.order.mode == "windowed" else "cut")
+            await self._resume("window" if self._config.order.mode == "windowed" else "preemption")
         return b""
 
     async def _fail_over(self, error: UpstreamError) -> bytes:

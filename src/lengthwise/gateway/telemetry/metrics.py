@@ -319,7 +319,7 @@ class Metrics(Listener):
         yield _counter("forecasts", "First length predictions by source", _keyed(self.forecasts), "source")
         prefix_hits = "Requests dispatched to an engine that probably caches a prefix of their prompt"
         for name, description, value in (
-            ("preemptions", "Preempted requests", c["cut"] + c["window"]),
+            ("preemptions", "Preempted requests", c["preemption"] + c["window"]),
             ("resumed_tokens", "Tokens retained over preemptions and failovers", c["resumed_tokens"]),
             ("failovers", "Requests moved away from an engine that failed", c["failed_over"]),
             ("prefix_hits", prefix_hits, c["prefix_hits"]),

@@ -198,12 +198,12 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
     if doubtful and "warnings" not in allow:
         if len(doubtful) == 1:
             ((name, warning),) = doubtful.items()
-            hint = "Measure again, or allow it (--allow-doubts)"
+            hint = "Measure again, or allow it (--allow-warnings)"
             raise InputError(f"{name} must be a run that can be trusted; this one has warnings: {warning}. {hint}")
         lines = "".join(f"\n  {name}: {warning}" for name, warning in doubtful.items())
         raise InputError(
             f"runs must be such that can be trusted; {len(doubtful)} of {len(runs)} have warnings. Measure these "
-            f"again, leave them out, or allow them (--allow-doubts):{lines}"
+            f"again, leave them out, or allow them (--allow-warnings):{lines}"
         )
     for run, name in zip(runs, names, strict=True):
         _check_possible(run, name, deployment)
@@ -286,7 +286,7 @@ def origin_notes(
         raise InputError(
             f"runs must be of the deployment that they are calibrated to, and these hardly are: the calibration "
             f"{found.warning}; and {unknown}. Give the model, GPU, degrees and limits of the engine that was measured; "
-            "if these are right, take the tables all the same (--allow-doubts)"
+            "if these are right, take the tables all the same (--allow-warnings)"
         )
     warning = f"not to be trusted far: the calibration {found.warning}" if found.warning else ""
     return tuple(note for note in (warning, unknown) if note)

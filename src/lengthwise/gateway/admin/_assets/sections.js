@@ -141,7 +141,7 @@ const sections = (() => {
     $("times-none").hidden = Boolean(s.times.length);
   }
 
-  const NAMES = { fcfs: "first come, first served", srtf: "shortest predicted first", isrtf: "the same, with cuts", oracle: "lengths known, no cuts" };
+  const NAMES = { fcfs: "first come, first served", srtf: "shortest predicted first", isrtf: "the same, with preemption", oracle: "lengths known, no preemption" };
   const KINDS = { had: "as it was", shadow: "shadow queue of the same requests", simulated: "simulated on this traffic" };
   const unit = (s) => (s >= 7200 ? [3600, "h"] : s >= 180 ? [60, "min"] : s >= 1 ? [1, "s"] : [0.001, "ms"]);
   // A value over its interval, both in the unit of the value.
@@ -182,7 +182,7 @@ const sections = (() => {
 
   function troubles(s) {
     const outcomes = Object.entries(s.counts.outcomes).map(([name, n]) => `${charts.short(n)} ${name.replace("_", " ")}`);
-    if (s.counts.cuts) outcomes.push(many(s.counts.cuts, "cut"));
+    if (s.counts.preemptions) outcomes.push(many(s.counts.preemptions, "preemption"));
     if (s.counts.failovers) outcomes.push(many(s.counts.failovers, "fail-over"));
     $("counts").textContent = outcomes.length ? `Since the start: ${outcomes.join(", ")}.` : "Nothing has happened yet.";
     $("troubles-box").hidden = !s.troubles.length;
