@@ -12,13 +12,7 @@ import pytest
 from relay_world import Ledger, run
 
 from lengthwise.gateway.request import NO_FORECAST, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import (
-    GONE,
-    PREEMPTED,
-    RequestFinishedError,
-    RequestRefusedError,
-    SchedulerDriver,
-)
+from lengthwise.gateway.scheduler_driver import GONE, PREEMPTED, NotAdmittedError, RequestFinishedError, SchedulerDriver
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 
@@ -121,7 +115,7 @@ def test_turns_come_in_the_schedulers_order_and_decisions_once_a_tick():
 def test_who_is_refused_never_arrived():
     async def work() -> None:
         driver, _, ledger = hub_of(most=0)
-        with pytest.raises(RequestRefusedError) as no:
+        with pytest.raises(NotAdmittedError) as no:
             await driver.enter(request(1))
         assert no.value.rejection.status == 429
         assert ledger.events == []
@@ -134,7 +128,7 @@ def test_who_waits_in_vain_is_told_and_ends_as_expired_when_the_scheduler_said()
     async def work() -> None:
         driver, scheduler, ledger = hub_of(places=0)
         scheduler.alarm_s = driver.clock() + 0.05
-        with pytest.raises(RequestRefusedError):
+        with pytest.raises(NotAdmittedError):
             await asyncio.wait_for(driver.enter(request(1)), 1)
         assert ledger.outcomes == {Outcome.EXPIRED: 1}
         assert driver.num_requests == 0
@@ -224,9 +218,9 @@ def test_closing_tells_all_who_are_in():
         emptied = asyncio.ensure_future(driver.emptied())
         driver.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        told = [one.rejection for one in done[1:] if isinstance(one, RequestRefusedError)]
+        told = [one.rejection for one in done[1:] if isinstance(one, NotAdmittedError)]
         assert [(one.status, one.reason, one.retry_after_s) for one in told] == [(503, "draining", 1.0)] * 2
-        with pytest.raises(RequestRefusedError):
+        with pytest.raises(NotAdmittedError):
             await driver.enter(request(3))
         await emptied
         assert ledger.outcomes == {Outcome.FAILED: 3}

@@ -20,7 +20,7 @@ _MIN_TIMER_S = 0.001
 """Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
 
 
-class RequestRefusedError(Exception):
+class NotAdmittedError(Exception):
     """A request is not served, for the reason in ``rejection``."""
 
     def __init__(self, rejection: Rejection) -> None:
@@ -49,7 +49,7 @@ class Ticket:
         self.finished = self.nonpreemptible = False
 
     async def wait(self) -> Ticket:
-        """Return the ticket once a worker is assigned; raise RequestRefusedError or RequestFinishedError."""
+        """Return the ticket once a worker is assigned; raise NotAdmittedError or RequestFinishedError."""
         self.worker = ""
         self.preempted.clear()
         self.nonpreemptible = False
@@ -126,7 +126,7 @@ class Ticket:
 
     def refused(self, rejection: Rejection, outcome: Outcome, detail: str) -> None:
         """Refuse the waiting task and end the request."""
-        self._reject(RequestRefusedError(rejection))
+        self._reject(NotAdmittedError(rejection))
         self.end(outcome, detail)
 
     def interrupt(self, cause: str) -> None:
@@ -162,11 +162,11 @@ class SchedulerDriver:
         return len(self._tickets)
 
     async def enter(self, request: Request) -> Ticket:
-        """Return the request's ticket once a worker is assigned; raise RequestRefusedError if refused or expired."""
+        """Return the request's ticket once a worker is assigned; raise NotAdmittedError if refused or expired."""
         rejection = DRAINING if self._closed else self.scheduler.offer(self.clock(), request)
         if rejection is not None:
             self.listeners.refused(rejection.reason, rejection, request.tenant, request.model)
-            raise RequestRefusedError(rejection)
+            raise NotAdmittedError(rejection)
         self.listeners.on_arrival(request)
         ticket = self._tickets[request.id] = Ticket(self, request)
         return await ticket.wait()

@@ -14,7 +14,7 @@ from test_relay_cut import EAGER, LONG, cut_often
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.engine_probe import EngineMetadata
 from lengthwise.gateway.notices import engine_notices
-from lengthwise.gateway.relay.engine_request import plan, unset_defaults
+from lengthwise.gateway.relay.engine_request import resume_plan, unset_defaults
 
 UNKNOWN = replace(IDS, own_defaults=None)
 STATED = {"presence_penalty": 0, "frequency_penalty": 0}
@@ -22,7 +22,7 @@ STATED = {"presence_penalty": 0, "frequency_penalty": 0}
 
 def planned(fields, *, api="completions"):
     body = {"model": "m", "prompt": "p", "stream": True, **fields}
-    return plan(asked(body, api=api), resumes=True, window_tokens=10, preempts=True)
+    return resume_plan(asked(body, api=api), resumes=True, window_tokens=10, preempts=True)
 
 
 def at(capabilities, kind="vllm"):

@@ -145,7 +145,8 @@ _DRAWS, _BLOCKS = 30, 12
 MAX_POLICY_REQUESTS = 1000  # requests in the table at most: computing it blocks the event loop for some milliseconds
 MIN_INTERVAL_REQUESTS = 4 * _BLOCKS  # fewer requests get no interval
 _MIN_BEYOND = 5  # requests beyond a quantile that its interval needs
-_T_975 = 2.201  # 97.5 % quantile of Student's t with _BLOCKS - 1 degrees of freedom
+# 97.5 % quantile of Student's t with _BLOCKS - 1 degrees of freedom: importing scipy would block the event loop.
+_T_975 = 2.201
 
 
 class Policies:

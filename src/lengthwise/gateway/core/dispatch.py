@@ -208,8 +208,8 @@ class DispatchPass:
         self.open = [worker for worker in up if worker.name in self._free]
         self._serving: dict[str, list[Worker]] = {}
 
-    def __contains__(self, model: object) -> bool:
-        """Return whether no open worker serves the model: ``Queue.in_order`` skips such models."""
+    def is_closed(self, model: str) -> bool:
+        """Return whether no open worker serves the model."""
         return not any(model in worker.state.models for worker in self.open)
 
     @cached_property
@@ -313,7 +313,7 @@ class Dispatcher:
             return []
         self._queue.refresh(now_s)
         dispatched, blocked = [], 0
-        for entry in self._queue.in_order(dispatch_pass):
+        for entry in self._queue.in_order(dispatch_pass.is_closed):
             if (worker := self._choose(dispatch_pass, entry)) is None:
                 blocked += 1
             else:

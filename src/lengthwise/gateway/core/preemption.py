@@ -90,7 +90,7 @@ class PreemptionPass:
     def run(self, budget: int) -> list[Entry]:
         """Preempt and return at most ``budget`` requests."""
         preempted: list[Entry] = []
-        for waiting in islice(self._queue.in_order(self), LOOKAHEAD + sum(self._coming.values())):
+        for waiting in islice(self._queue.in_order(self.is_closed), LOOKAHEAD + sum(self._coming.values())):
             serving = [worker for worker in self._up if waiting.request.model in worker.state.models]
             usable = [one for one in without_avoided(waiting, serving) if one.name in self._open]
             slot = next((one for one in usable if self._coming.get(one.name)), None)
@@ -110,8 +110,8 @@ class PreemptionPass:
                     self._open.pop(worker.name, None)
         return preempted
 
-    def __contains__(self, model: object) -> bool:
-        """Return whether no open worker serves the model: ``Queue.in_order`` skips such models."""
+    def is_closed(self, model: str) -> bool:
+        """Return whether no open worker serves the model."""
         return not any(model in worker.state.models for worker in self._open.values())
 
     def _victim(self, waiting: Entry, usable: list[Worker]) -> tuple[Entry, Worker] | None:
@@ -145,10 +145,10 @@ class PreemptionPass:
 
     def _saved_tokens(self, model: str, victim: Entry, key: float) -> float:
         """Return what the first waiting request of the model saves, or a third of what all of them save."""
-        remaining, others = [], self._queue.waiting.keys() - {model}
+        remaining: list[float] = []
         waiting = [
             (-math.inf if one.overdue else self._key(one), expected_remaining(one))
-            for one in islice(self._queue.in_order(others), LOOKAHEAD + len(self._placed))
+            for one in islice(self._queue.in_order(lambda other: other != model), LOOKAHEAD + len(self._placed))
             if one.request.id not in self._placed
         ]
         serving = [worker for worker in self._up if model in worker.state.models]

@@ -14,7 +14,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 
 import numpy as np
@@ -173,17 +173,17 @@ class Queue(Backlog):
         """Return whether no request of its model and class (and tenant, if fair) precedes it."""
         return entry.overdue or self._lanes[self._lane(entry)][0][3] == entry.row
 
-    def in_order(self, closed: Container[str] = ()) -> Iterator[Entry]:
-        """Yield requests, unless their models are in ``closed`` then; none may be added or removed meanwhile."""
+    def in_order(self, is_closed: Callable[[str], bool] = lambda _: False) -> Iterator[Entry]:
+        """Yield requests, unless their model is closed by then; none may be added or removed meanwhile."""
         for _, _, entry in self._overdue:
-            if entry.request.model not in closed:
+            if not is_closed(entry.request.model):
                 yield entry
-        heads = [self._head(lane, 0) for lane in self._lanes if lane[0] not in closed]
+        heads = [self._head(lane, 0) for lane in self._lanes if not is_closed(lane[0])]
         heapq.heapify(heads)
         while heads:
             *_, at, lane = heads[0]
             items = self._lanes[lane]
-            if lane[0] in closed:
+            if is_closed(lane[0]):
                 heapq.heappop(heads)
             elif self._fair and self._service.of(lane[2]) != heads[0][1]:
                 heapq.heapreplace(heads, self._head(lane, at))

@@ -121,7 +121,7 @@ COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default of ``max_tokens`` in /v1/complet
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResumePlan:
     """A request as far as resuming depends on it."""
 
     options: ResponseOptions
@@ -146,13 +146,13 @@ class Plan:
         """Return whether token ids are read there: the request may be preempted, or is a stream that may fail over."""
         return self.can_resume_at(worker) if self.options.stream else self.can_preempt_at(worker)
 
-    def for_continuation(self) -> Plan:
+    def for_continuation(self) -> ResumePlan:
         """Return the plan with only the fields that a continuation needs."""
         needed = FORWARDED_FIELDS | {"model", "min_tokens"}
         return replace(self, fields={name: value for name, value in self.fields.items() if name in needed})
 
 
-def plan(client_request: ClientRequest, resumes: bool, *, window_tokens: int, preempts: bool) -> Plan:
+def resume_plan(client_request: ClientRequest, resumes: bool, *, window_tokens: int, preempts: bool) -> ResumePlan:
     """Return the possible resumptions of a request.
 
     ``resumes``: any engine returns token ids. ``window_tokens``: longest output without streaming that is restarted
@@ -160,7 +160,7 @@ def plan(client_request: ClientRequest, resumes: bool, *, window_tokens: int, pr
     """
     api, stream, max_tokens = client_request.api, client_request.stream, client_request.max_tokens
     if not resumes or not (stream or preempts):
-        return Plan(ResponseOptions(api, stream, usage=False, usage_each=False, ids=False))
+        return ResumePlan(ResponseOptions(api, stream, usage=False, usage_each=False, ids=False))
     if max_tokens is None and api != CHAT:
         max_tokens = COMPLETIONS_MAX_TOKENS
     fields = client_request.fields()
@@ -170,7 +170,7 @@ def plan(client_request: ClientRequest, resumes: bool, *, window_tokens: int, pr
     wanted = given if isinstance(given := fields.get("stream_options"), dict) else {}
     usage, usage_each = bool(wanted.get("include_usage")), bool(wanted.get("continuous_usage_stats"))
     options = ResponseOptions(api, stream, usage, usage_each, ids=bool(fields.get("return_token_ids")))
-    return Plan(options, fields, conflict, max_tokens, unset_defaults(fields))
+    return ResumePlan(options, fields, conflict, max_tokens, unset_defaults(fields))
 
 
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -198,7 +198,7 @@ def merge_fields(body: bytes, fields: Fields) -> bytes:
     return insert_fields(body, fields)
 
 
-def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> bytes:
+def first_body(client_request: ClientRequest, plan: ResumePlan, worker: Worker) -> bytes:
     """Return the client's body; for a tracked response, with token ids (and a stream) requested."""
     if not plan.is_tracked_at(worker):
         return client_request.body
@@ -208,7 +208,7 @@ def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> byt
     return msgspec.json.encode({**plan.fields, **ids, **({} if client_request.stream else _STREAM)})
 
 
-def continuation_body(plan: Plan, response: TrackedStream, worker: Worker, num_tokens: int) -> bytes | None:
+def continuation_body(plan: ResumePlan, response: TrackedStream, worker: Worker, num_tokens: int) -> bytes | None:
     """Return the body that continues after ``num_tokens`` tokens (None: at its limit), or raise UpstreamError."""
     if num_tokens < response.flushed_tokens and response.partial_ids_sent:
         detail = "the client has received token ids of half a character"
@@ -237,7 +237,7 @@ def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, 
 
 
 def new_response(
-    client_request: ClientRequest, plan: Plan, worker: Worker, content_type: str, max_bytes: int
+    client_request: ClientRequest, plan: ResumePlan, worker: Worker, content_type: str, max_bytes: int
 ) -> Response:
     """Return the reader of a response; ``max_bytes`` bounds one that has to be buffered."""
     if not content_type.startswith("text/event-stream"):
@@ -255,7 +255,7 @@ def new_response(
 _MAX_ERROR_BYTES = 1 << 16
 
 
-class RequestRejectedError(Exception):
+class EngineRejectedError(Exception):
     """The engine rejects the request (4xx); its response goes to the client."""
 
     def __init__(self, status: int, body: bytes, content_type: str) -> None:
@@ -266,7 +266,7 @@ class RequestRejectedError(Exception):
 async def require_success(
     attempt: Attempt, connection: UpstreamConnection, *, resumed: bool, listed_model: str
 ) -> None:
-    """Raise QueueFullError, RequestRejectedError or UpstreamError unless the engine answers with 200.
+    """Raise QueueFullError, EngineRejectedError or UpstreamError unless the engine answers with 200.
 
     ``resumed``: an engine has accepted the request before. ``listed_model`` is its model if the engine lists it: a 404
     about it is the engine's fault.
@@ -285,7 +285,7 @@ async def require_success(
     if status == 404 and listed_model:
         engine_fault = listed_model.encode() in body and b"model" in body.lower()
     if 400 <= status < 500 and not resumed and not engine_fault:
-        raise RequestRejectedError(status, body, connection.headers.get("content-type", "application/json"))
+        raise EngineRejectedError(status, body, connection.headers.get("content-type", "application/json"))
     detail = body[:300].decode("utf-8", "replace")
     raise UpstreamError(f"http {status}", detail, status=status, engine_fault=engine_fault)
 

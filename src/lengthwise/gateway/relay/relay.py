@@ -16,13 +16,13 @@ from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.length_prediction import requested_tokens
 from lengthwise.gateway.protocols import ChunkWriter
 from lengthwise.gateway.relay import engine_request, failures
-from lengthwise.gateway.relay.engine_request import Plan, RequestRejectedError
+from lengthwise.gateway.relay.engine_request import EngineRejectedError, ResumePlan
 from lengthwise.gateway.relay.failures import AttemptInterruptedError, QueueFullError, UpstreamError
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
 from lengthwise.gateway.request import ClientRequest, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import GONE, RequestFinishedError, RequestRefusedError, SchedulerDriver, Ticket
+from lengthwise.gateway.scheduler_driver import GONE, NotAdmittedError, RequestFinishedError, SchedulerDriver, Ticket
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Fleet, Worker
@@ -142,14 +142,14 @@ MAX_FAILURES = 3
 class RequestSession:
     """One request from its dispatch to its end; ``text`` is the output so far, for a predictor that reads it."""
 
-    def __init__(self, relay: Relay, client_request: ClientRequest, plan: Plan, ticket: Ticket) -> None:
+    def __init__(self, relay: Relay, client_request: ClientRequest, plan: ResumePlan, ticket: Ticket) -> None:
         self.client_request, self.plan, self.ticket = client_request, plan, ticket
         self.response: Response | None = None  # the current response; None before it starts or after it was given up
         self.text = GeneratedText() if relay.track_text and client_request.stream else None
         self.writer: ChunkWriter | None = None  # client connection to which chunks go as they arrive
         self._relay, self._config = relay, relay.config
         self._attribution = failures.FailureAttribution(relay.fleet, client_request)
-        self._rejection: RequestRejectedError | None = None
+        self._rejection: EngineRejectedError | None = None
         """The rejection by one engine, while another one gets the request."""
         self._attempt: Attempt | None = None
         self._worker: Worker | None = None
@@ -164,10 +164,10 @@ class RequestSession:
         """Return the answer once its first chunk, or an error, is known."""
         try:
             first = await self.next_chunk() or b""
-        except RequestRejectedError as rejection:
+        except EngineRejectedError as rejection:
             self._attribution.on_rejected()
             return self._reject(rejection)
-        except RequestRefusedError as error:
+        except NotAdmittedError as error:
             if self._rejection is not None:  # no peer could be asked, so the engine's rejection stands
                 return self._reject(self._rejection)
             return self._fail(error.rejection)
@@ -188,9 +188,9 @@ class RequestSession:
             return await self.next_chunk()
         except RequestFinishedError:
             error = _STOPPED
-        except RequestRejectedError as rejection:
+        except EngineRejectedError as rejection:
             error = Rejection(502, "engine_failed", f"the engine refused to continue: {rejection}")
-        except RequestRefusedError as refusal:
+        except NotAdmittedError as refusal:
             error = refusal.rejection
         self.end(Outcome.FAILED, error.message)
         return None if self._client_gone else b"data: " + _error_body(error) + b"\n\n"
@@ -200,7 +200,7 @@ class RequestSession:
         self._client_gone = True
         self.end(Outcome.CLIENT_GONE, "while its answer came")
 
-    def _reject(self, rejection: RequestRejectedError) -> Answer:
+    def _reject(self, rejection: EngineRejectedError) -> Answer:
         self.end(Outcome.REJECTED, str(rejection))
         return complete_answer(rejection.status, rejection.body, rejection.content_type)
 
@@ -228,7 +228,7 @@ class RequestSession:
                     return out
             except (UpstreamError, QueueFullError, AttemptInterruptedError) as error:
                 problem = error
-            except RequestRejectedError as rejection:
+            except EngineRejectedError as rejection:
                 if not self._attribution.should_check_rejection(self._relay.budget):
                     raise
                 self._rejection = problem = rejection
@@ -360,13 +360,13 @@ class RequestSession:
             await self._requeue(problem)
         elif isinstance(problem, UpstreamError):
             return await self._fail_over(problem)
-        elif isinstance(problem, RequestRejectedError):
+        elif isinstance(problem, EngineRejectedError):
             await self._resume("retried", avoid=True)
         elif (cause := str(problem)) in (CLIENT_GONE, SLOW_READER):
             self.end(Outcome.CLIENT_GONE, cause)
             if cause == SLOW_READER:
                 # The client may read on, and must not take a part of the output for all of it.
-                raise RequestRefusedError(Rejection(408, "slow_reader", "The answer was not read in time."))
+                raise NotAdmittedError(Rejection(408, "slow_reader", "The answer was not read in time."))
             raise RequestFinishedError
         elif response is not None and (rest := response.completion()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
@@ -395,7 +395,7 @@ class RequestSession:
         if (final or attribution.is_request_fault()) or not self._relay.budget.take_for(
             error, attribution.caller, failures=self._failures, output_started=started
         ):
-            raise RequestRefusedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}"))
+            raise NotAdmittedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}"))
         await self._resume("failed_over" if self._output_started else "retried", avoid=True)
         return b""
 
@@ -404,7 +404,7 @@ class RequestSession:
         self._close_attempt()
         response = self.response
         if response is not None and response.blocked:
-            raise RequestRefusedError(Rejection(502, "engine_failed", "The engine is gone."))
+            raise NotAdmittedError(Rejection(502, "engine_failed", "The engine is gone."))
         self._resuming = response is not None and response.can_resume
         num_tokens = 0
         if isinstance(response, TrackedStream) and self._resuming:
@@ -421,7 +421,7 @@ class RequestSession:
         self._full_since_s = self._full_since_s or now_s
         if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
             after_s = error.retry_after_s or 1.0
-            raise RequestRefusedError(Rejection(503, "overloaded", "The engines are full.", after_s))
+            raise NotAdmittedError(Rejection(503, "overloaded", "The engines are full.", after_s))
         await self.ticket.requeue(error.retry_after_s or 0.0)
 
     def _on_interrupt(self, cause: str) -> None:
@@ -478,11 +478,11 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
-        """Return the answer once its first chunk is known; raise RequestRefusedError if not admitted or expired."""
+        """Return the answer once its first chunk is known; raise NotAdmittedError if not admitted or expired."""
         self.budget.deposit(failures.caller_of(client_request))
         order, max_tokens = self.config.order, client_request.max_tokens
         resumes, preempts = self._any_resumes(), order.mode in PREEMPTIVE_MODES
-        resumption = engine_request.plan(client_request, resumes, window_tokens=order.window_tokens, preempts=preempts)
+        plan = engine_request.resume_plan(client_request, resumes, window_tokens=order.window_tokens, preempts=preempts)
         request = Request(
             id=next(self._ids),
             arrival_s=client_request.arrival_s,
@@ -494,7 +494,7 @@ class Relay:
             body_bytes=len(client_request.body),
             session=client_request.session,
             prefix=client_request.prefix,
-            resumable=resumption.conflict is None,
+            resumable=plan.conflict is None,
             deadline_s=client_request.deadline_s,
             requested_tokens=requested_tokens(client_request.body, client_request.fields, max_tokens),
             choices=client_request.n,
@@ -502,7 +502,7 @@ class Relay:
         )
         request.length_prediction = await self._forecaster.first(request, client_request.text)
         ticket = await self._driver.enter(request)
-        return await RequestSession(self, client_request, resumption, ticket).respond()
+        return await RequestSession(self, client_request, plan, ticket).respond()
 
     def configure(self, config: GatewayConfig) -> None:
         """Use another configuration for later requests."""
