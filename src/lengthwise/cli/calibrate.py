@@ -7,7 +7,7 @@ import json as json_module
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -27,7 +27,6 @@ Examples:
   lengthwise calibrate mine.toml low.parquet high.parquet --holdout mid.parquet --out cost.npz
   lengthwise simulate mine.toml --cost tables:cost.npz
 """
-FORMAT, VERSION = "lengthwise.calibration", 1
 
 
 def run(
@@ -85,7 +84,7 @@ def run(
     from lengthwise import cost as costs
     from lengthwise.cli.records import read_named
     from lengthwise.measure.calibration import calibrate, read_iterations
-    from lengthwise.usecases.calibrate import measured_deployment, require_improvement
+    from lengthwise.usecases.calibrate import calibration_json, measured_deployment, require_improvement
 
     if out.suffix.lower() != ".npz":
         raise InputError(
@@ -118,7 +117,9 @@ def run(
         require_improvement(found, printed=printed)
     costs.save(found.tables, out, costs.MadeFor.of_deployment(deployment))
     if json is not None:
-        outputs.write_text(json, json_module.dumps(numbers(found), indent=1, allow_nan=False) + "\n", quiet=True)
+        outputs.write_text(
+            json, json_module.dumps(calibration_json(found), indent=1, allow_nan=False) + "\n", quiet=True
+        )
     if report is not None and as_html:
         _write_html(report, found)
     elif report is not None:
@@ -186,17 +187,6 @@ def _write_html(path: Path, found: Calibration) -> None:
         cdfs=[CdfPair(**dataclasses.asdict(curve)) for curve in found.curves],
     )
     write_calibration_html(path, page)
-
-
-def numbers(found: Calibration) -> dict[str, Any]:
-    """Return all results but the tables, as JSON values; keys are only ever added within a version."""
-    results = dataclasses.asdict(found)
-    tables = results.pop("tables")
-    head = {"format": FORMAT, "version": VERSION, "warnings": found.warnings}
-    complete: dict[str, Any] = outputs.finite(
-        head | results | {"tables": {name: tables[name] for name in ("source", "errors", "reach")}}
-    )
-    return complete
 
 
 def markdown(found: Calibration) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json as json_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -12,7 +11,6 @@ from lengthwise.cli import options, outputs, progress
 from lengthwise.cli.options import CostSource, Jobs, JsonFile, Quiet, ScenarioFile
 
 if TYPE_CHECKING:
-    from lengthwise.schema.estimate import Estimate
     from lengthwise.usecases.capacity import VariantCapacity
 
 EXAMPLES = """\b
@@ -20,7 +18,6 @@ Examples:
   lengthwise capacity examples/chat-70b.toml
   lengthwise capacity examples/chat-70b.toml --limit ttft.p90=2s --limit tbt.p99=200ms
 """
-FORMAT, VERSION = "lengthwise.capacity", 1
 
 
 def run(
@@ -49,15 +46,14 @@ def run(
     outputs.require_answers(json, None, scenario.files)
     options.print_notes(scenario.notes, quiet=quiet)
 
-    from lengthwise.usecases.capacity import capacities
+    from lengthwise.usecases.capacity import capacities, capacities_json
 
     with progress.simulating(quiet=quiet) as advance:
         found = capacities(scenario, jobs=jobs, progress=advance)
     if not quiet and json != outputs.STDOUT:
         show(found)
     if json is not None:
-        report = {"format": FORMAT, "version": VERSION, "capacities": [_report(sustained) for sustained in found]}
-        outputs.write_text(json, json_module.dumps(report, indent=2, allow_nan=False) + "\n")
+        outputs.write_text(json, json_module.dumps(capacities_json(found), indent=2, allow_nan=False) + "\n")
 
 
 def _inline_table(limits: list[str]) -> str:
@@ -98,25 +94,3 @@ def show(found: list[VariantCapacity]) -> None:
         style="dim",
         highlight=False,
     )
-
-
-def _report(sustained: VariantCapacity) -> dict[str, Any]:
-    def numbers(estimate: Estimate) -> Any:
-        return outputs.finite({"value": estimate.value, "half_width": estimate.half_width})
-
-    capacity, at = sustained.capacity, sustained.at
-    return {
-        "name": sustained.name,
-        "limits": [dataclasses.asdict(limit) for limit in sustained.limits],
-        "requests_per_s": numbers(capacity.rate_rps),
-        "binds": capacity.binds,
-        "ceiling_requests_per_s": capacity.ceiling.rate_rps,
-        "requests_a_run": capacity.requests,
-        "simulations": capacity.effort.simulations,
-        "requests": capacity.effort.requests,
-        "notes": list(sustained.notes),
-        "beyond_reach": [dataclasses.asdict(beyond) for beyond in sustained.out_of_range],
-        "at": None
-        if at is None
-        else {"requests_per_s": at.rate_rps, "metrics": {name: numbers(metric) for name, metric in at.values.items()}},
-    }

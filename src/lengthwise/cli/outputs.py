@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import tempfile
@@ -84,15 +83,6 @@ def write_text(path: Path, text: str, *, quiet: bool = False) -> None:
     from lengthwise.schema.files import write_whole
 
     write_answers(path, None, text.encode(), write_whole, quiet=quiet)
-
-
-def finite(value: Any) -> Any:
-    """Return a tree of JSON values with null for numbers that are infinite or NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def print_written(paths: Iterable[Path]) -> None:

@@ -272,6 +272,7 @@ def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
 
 def as_json(done: ScheduleRun) -> dict[str, Any]:
     """Return the run under stable keys; infinite and unknown numbers are null."""
+    from lengthwise.report.json_file import finite
     from lengthwise.usecases.schedule_adaptation import Adapted
 
     def fields(record: Any) -> dict[str, Any] | None:
@@ -289,7 +290,7 @@ def as_json(done: ScheduleRun) -> dict[str, Any]:
         }
         for at_s, one in done.news
     ]
-    report: dict[str, Any] = outputs.finite(
+    report: dict[str, Any] = finite(
         {
             "format": "lengthwise.schedule-run",
             "version": VERSION,
@@ -312,6 +313,7 @@ def write(done: ScheduleRun, json: Path | None, out: Path | None, *, quiet: bool
     """Write the requested files, and print where they are unless ``quiet``."""
     from lengthwise import measure
     from lengthwise.gateway.telemetry import as_dict
+    from lengthwise.report.json_file import finite
 
     text = json_module.dumps(as_json(done), indent=2, ensure_ascii=False) + "\n"
     if json is not None:
@@ -321,7 +323,7 @@ def write(done: ScheduleRun, json: Path | None, out: Path | None, *, quiet: bool
     out.mkdir(parents=True, exist_ok=True)
     phases, rows = [dataclasses.asdict(phase) for phase in done.phases], [as_dict(row) for row in done.rows]
     for name, records in (("phases.jsonl", phases), ("requests.jsonl", rows)):
-        lines = "".join(json_module.dumps(outputs.finite(record)) + "\n" for record in records)
+        lines = "".join(json_module.dumps(finite(record)) + "\n" for record in records)
         outputs.write_text(out / name, lines, quiet=quiet)
     outputs.write_text(out / "outcome.json", text, quiet=quiet)
     measure.write_records(done.measured, out / "records.parquet")

@@ -1,12 +1,18 @@
-"""Selects the deployment of a calibration, and rejects tables that are no better than the old ones."""
+"""Selects the deployment of a calibration, rejects tables that are no better than the old ones, and lists results."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from lengthwise.config import Scenario
 from lengthwise.measure.calibration import Calibration
+from lengthwise.report.json_file import finite
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases import variants
+
+FORMAT, VERSION = "lengthwise.calibration", 1
 
 
 def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
@@ -40,3 +46,14 @@ def require_improvement(found: Calibration, *, printed: bool = False) -> None:
             f"the calibrated tables are only worse than the given ones, so none were written{details}. Measure longer "
             "or at several loads, name the parameters to fit (--fit), or write them anyway (--force)"
         )
+
+
+def calibration_json(found: Calibration) -> dict[str, Any]:
+    """Return all results but the tables, as JSON values; keys are only ever added within a version."""
+    results = dataclasses.asdict(found)
+    tables = results.pop("tables")
+    head = {"format": FORMAT, "version": VERSION, "warnings": found.warnings}
+    complete: dict[str, Any] = finite(
+        head | results | {"tables": {name: tables[name] for name in ("source", "errors", "reach")}}
+    )
+    return complete

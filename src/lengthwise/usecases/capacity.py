@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from lengthwise import engine, metrics, search
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of
 from lengthwise.config.sections import SearchSection
 from lengthwise.metrics import Beyond
+from lengthwise.report.json_file import finite
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Limit, Point
 from lengthwise.search import Capacity
 from lengthwise.usecases.requests import search_load
 from lengthwise.usecases.simulate import MANY_STEPS, front_note, slo_of
 from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
 
+FORMAT, VERSION = "lengthwise.capacity", 1
 Progress = Callable[[int, int], None]
 
 
@@ -74,3 +79,30 @@ def _capacity(side: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)
         out_of_range = metrics.beyond_reach(records, served)
     return VariantCapacity(side.name, served, limits, found, at, out_of_range, unchecked_tables_note(side))
+
+
+def capacities_json(found: Sequence[VariantCapacity]) -> dict[str, Any]:
+    """Return the capacities as JSON values; keys are only ever added within a version."""
+    return {"format": FORMAT, "version": VERSION, "capacities": [_capacity_json(sustained) for sustained in found]}
+
+
+def _capacity_json(sustained: VariantCapacity) -> dict[str, Any]:
+    def numbers(estimate: Estimate) -> Any:
+        return finite({"value": estimate.value, "half_width": estimate.half_width})
+
+    capacity, at = sustained.capacity, sustained.at
+    return {
+        "name": sustained.name,
+        "limits": [dataclasses.asdict(limit) for limit in sustained.limits],
+        "requests_per_s": numbers(capacity.rate_rps),
+        "binds": capacity.binds,
+        "ceiling_requests_per_s": capacity.ceiling.rate_rps,
+        "requests_a_run": capacity.requests,
+        "simulations": capacity.effort.simulations,
+        "requests": capacity.effort.requests,
+        "notes": list(sustained.notes),
+        "beyond_reach": [dataclasses.asdict(beyond) for beyond in sustained.out_of_range],
+        "at": None
+        if at is None
+        else {"requests_per_s": at.rate_rps, "metrics": {name: numbers(metric) for name, metric in at.values.items()}},
+    }
