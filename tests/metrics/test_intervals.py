@@ -71,3 +71,9 @@ def test_mean_estimate_has_students_interval() -> None:
 @pytest.mark.parametrize(("level", "degrees"), [(0.95, 9), (0.9, 1), (0.99, 30)])
 def test_t_quantiles(level, degrees) -> None:
     assert t_quantile(level, degrees) == pytest.approx(t.ppf(0.5 + level / 2, degrees))
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("degrees", [1, 2, 11, 40, 41, 1000])
+def test_quantiles_of_students_t_are_those_of_scipy(level, degrees):
+    assert t_quantile(level, degrees) == pytest.approx(t.ppf(0.5 + level / 2, degrees), rel=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -91,9 +92,8 @@ def hardware_note(deployment: Deployment) -> str:
 @lru_cache(maxsize=16)
 def design(draws: int, parts: int, seed: int = 0) -> Floats:
     """Return [draws, parts] standard normal values: a Latin hypercube of midpoints, the least correlated of 200."""
-    from scipy.special import ndtri
-
-    midpoints = ndtri((np.arange(draws) + 0.5) / draws)
+    normal = NormalDist()  # of the standard library: importing scipy.special takes 0.2 s
+    midpoints = np.array([normal.inv_cdf((number + 0.5) / draws) for number in range(draws)])
     rng = np.random.default_rng(seed)
     made = (np.column_stack([rng.permutation(midpoints) for _ in range(parts)]) for _ in range(_DESIGNS))
 

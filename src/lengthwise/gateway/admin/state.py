@@ -20,7 +20,7 @@ from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
 from lengthwise.gateway.telemetry import Pair, Row, Telemetry
-from lengthwise.statistics import Floats, circular_blocks
+from lengthwise.statistics import Floats, circular_blocks, t_quantile
 
 WINDOW_S = 600.0
 MAX_ROWS = 2000
@@ -145,8 +145,6 @@ _DRAWS, _BLOCKS = 30, 12
 MAX_POLICY_REQUESTS = 1000  # requests in the table at most: computing it blocks the event loop for some milliseconds
 MIN_INTERVAL_REQUESTS = 4 * _BLOCKS  # fewer requests get no interval
 _MIN_BEYOND = 5  # requests beyond a quantile that its interval needs
-# 97.5 % quantile of Student's t with _BLOCKS - 1 degrees of freedom: importing scipy would block the event loop.
-_T_975 = 2.201
 
 
 class Policies:
@@ -179,12 +177,14 @@ def measured(mode: str, pairs: Sequence[Pair], *, seed: int = 0) -> list[dict[st
         starts = np.random.default_rng(seed).integers(0, n, (_DRAWS, _BLOCKS))
         samples = _statistics(columns[:, circular_blocks(starts, -(-n // _BLOCKS), n)])
     samples[..., [False, *(n * (1 - q) < _MIN_BEYOND for q in QUANTILES)]] = math.nan
-    half = _T_975 * samples.std(axis=1, ddof=1)
+    half = t_quantile(0.95, _BLOCKS - 1) * samples.std(axis=1, ddof=1)
     intervals = np.stack([values, np.maximum(values - half, 0.0), values + half], axis=-1)
     real = _row("had", mode, n, intervals[0], intervals[1])
     for name, column in (("mean_change", 0), ("p99_change", 3)):
         log_ratio = math.log(values[0, column] / values[2, column])
-        half_log = _T_975 * float(np.log(samples[0, :, column] / samples[2, :, column]).std(ddof=1))
+        half_log = t_quantile(0.95, _BLOCKS - 1) * float(
+            np.log(samples[0, :, column] / samples[2, :, column]).std(ddof=1)
+        )
         real[name] = [math.expm1(log_ratio + sign * half_log) for sign in (0, -1, 1)]
     return [real, _row("shadow", "fcfs", n, intervals[2], intervals[3])]
 
