@@ -130,6 +130,14 @@ def test_a_bimodal_length_is_worth_a_try_before_its_mean():
     assert d.gittins(10)[0] == pytest.approx(990, rel=1e-3)
 
 
+def test_samples_follow_the_quantiles():
+    d = LengthDistribution.of(np.tile(np.exp(5 + 2 * LEVELS), (20_000, 1)))
+    drawn = d.sample(np.random.default_rng(0))
+    assert drawn.dtype == np.int64
+    np.testing.assert_allclose(np.quantile(drawn, [0.1, 0.5, 0.9]), np.exp([5.2, 6, 6.8]), rtol=0.03)
+    assert (drawn == d.sample(np.random.default_rng(0))).all()
+
+
 @given(distributions(rows=3), AGES)
 def test_rows_do_not_know_of_each_other(d, age):
     for ask in ("given", "remaining", "gittins", "cdf"):

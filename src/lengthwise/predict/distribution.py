@@ -154,6 +154,10 @@ class LengthDistribution:
         """
         return self._by_chunks(tokens_so_far, _gittins, 1 / TAIL_SHAPE)
 
+    def sample(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Return [n] int64 one random length per request."""
+        return np.maximum(np.rint(self.quantile(rng.random(len(self)))), 1).astype(np.int64)
+
     def take(self, rows: Any) -> LengthDistribution:
         """Return the distributions of some requests."""
         return self._unchecked(self.tokens[rows], self.levels)
