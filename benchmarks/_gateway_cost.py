@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from _harness import cpu_seconds, group_use, machine, posted, summary
+from _harness import cpu_seconds, group_use, machine, posted, python_loop, summary
 
 from lengthwise.backend.process import free_port
 
@@ -36,7 +36,7 @@ ALL_CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE, OTHER_CORE = {ALL_CORES[0]}, {ALL_CORES[-1]}
 """For what is measured and for all else; equal on a machine with one core."""
 BLOCKS, TOKENS, CONNECTIONS, PACED_CONNECTIONS, GAP_MS = 8, 32, 16, 64, 5
-IO_ROUNDS, IO_BYTES, LOOP_ROUNDS = 5_000, 256, 100_000
+IO_ROUNDS, IO_BYTES = 5_000, 256
 TEXT = "Tell me in a few words how a request goes through a gateway, and what it waits for on its way. " * 6
 WAITING = 10_000
 FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
@@ -281,11 +281,6 @@ def _pace() -> dict[str, list[float]]:
 
     The speed of a shared machine drifts by half within hours; only runs with similar values can be compared.
     """
-
-    def python_loop() -> None:
-        number = 1
-        for _ in range(LOOP_ROUNDS):
-            number = (number * 1_103_515_245 + 12_345) & 0x7FFFFFFF
 
     def socket_io() -> None:
         one, other = socket.socketpair()

@@ -120,6 +120,13 @@ def cpu_seconds(run: Callable[[], Any], repeats: int) -> list[float]:
     return [after - before for before, after in itertools.pairwise(times_s)]
 
 
+def python_loop() -> None:
+    """Run 100,000 rounds of integer arithmetic: a fixed amount of plain Python, to compare machines."""
+    number = 1
+    for _ in range(100_000):
+        number = (number * 1_103_515_245 + 12_345) & 0x7FFFFFFF
+
+
 def fresh_process(code: str, **environment: str) -> Any:
     """Run Python code in a new process; return the JSON of its last line."""
     command = [sys.executable, "-c", code]

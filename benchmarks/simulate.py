@@ -1,4 +1,4 @@
-"""How fast the engine simulates, also (``rerank``, a section of lengths.py) where requests change places.
+"""How fast the engine simulates, and how time and memory grow; also (``rerank``, a section of lengths.py) where requests change places.
 
 The workload is Chat-1M on Llama-2-70B, TP 4 on A100s, a unified budget of 512 tokens, at about 85 % of the load at
 which the queue grows without end. Compilation does not count (cold.compile_s is in start.py). Figures are per CPU
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _harness import Row, cpu_seconds, machine, parser, show
+from _harness import Row, cpu_seconds, fresh_process, machine, parser, show
 
 from lengthwise import EngineLimits, Poisson, deploy, policy, preset, simulate
 from lengthwise.schema.deployment import Deployment
@@ -60,6 +60,35 @@ def speed(name: str, deployment: Deployment, requests: int, repeats: int, target
     details |= {"mean_batch": mean_batch, "machine": machine()}
     spread = (requests / max(all_s), requests / min(all_s))
     return Row(name, requests / median_s, "1/s", target, "higher", spread, details)
+
+
+GROWTH = """
+import json, resource, sys, time
+sys.path.insert(0, {folder!r})
+from simulate import LIMITS, chat, check
+from lengthwise import deploy, simulate
+deployment = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
+simulate(chat(100, 1.0), deployment, keep_steps=0)
+workload = chat({requests}, {rate})
+start_s = time.process_time()
+records = simulate(workload, deployment, keep_steps=0)
+seconds = time.process_time() - start_s
+check(records, workload)
+print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]))
+"""
+
+
+def growth(rate_rps: float, sizes: list[int]) -> list[Row]:
+    """Measure seconds and memory against the number of requests, each in a process of its own."""
+    folder = str(Path(__file__).parent)
+    points = [fresh_process(GROWTH.format(folder=folder, requests=n, rate=rate_rps)) for n in sizes]
+    exponent = float(np.polyfit(np.log(sizes), np.log([seconds for seconds, _ in points]), 1)[0])
+    details = {"points": dict(zip(sizes, points, strict=True)), "machine": machine()}
+    rss_name = f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}"
+    return [
+        Row("simulate.growth_exponent", exponent, "", 1.1, "lower", details=details),
+        Row(rss_name, points[-1][1], "GiB", 4.0, "lower"),
+    ]
 
 
 # The cost of predictions that change the order
@@ -135,7 +164,8 @@ def main() -> None:
         speed("simulate.routed64.requests_per_s", many, requests, repeats, 100_000),
         speed("simulate.user_rank.requests_per_s", own, requests, repeats, 100_000),
     ]
-    show(rows, as_json=args.json)
+    sizes = [10_000, 100_000, 1_000_000] + [10_000_000] * (not args.quick)
+    show([*rows, *growth(rows[0].details["rate_rps"], sizes)], as_json=args.json)
 
 
 if __name__ == "__main__":
