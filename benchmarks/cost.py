@@ -1,12 +1,16 @@
-"""How fast compiled code reads cost tables, and how long each source takes to build them."""
+"""How fast compiled code reads cost tables, and how long each source takes to build them.
 
+Vidur's profile of Llama-2-70B is read from the folder of recorded data.
+"""
+
+import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-import polars as pl
 from _harness import Row, cpu_seconds, fresh_process, machine, parser, show, summary
+from _sections import SHARED
 
 from lengthwise import EngineLimits, _jit, catalog, cost
 from lengthwise.cost import _lookup
@@ -75,87 +79,26 @@ def roofline_build(repeats: int) -> Row:
     return build("roofline_build", np.diff(times_s).tolist(), 0.3)
 
 
-# Tables from a profile as Vidur has for Llama-2-70B: 1,044 rows of operators, 29,000 of attention, 4,500 of collectives
-TOKENS = np.concatenate([[1, 2, 4], np.arange(8, 1025, 8), np.arange(1040, 2049, 16), np.arange(2080, 4097, 32)])
-OPERATORS = {  # milliseconds at 4,096 tokens on one GPU
-    "emb": 0.2, "input_layernorm": 0.1, "attn_pre_proj": 3.2, "attn_rope": 0.08, "attn_kv_cache_save": 0.02,
-    "attn_post_proj": 2.6, "post_attention_layernorm": 0.1, "mlp_up_proj": 15.0, "mlp_act": 0.5,
-    "mlp_down_proj": 7.5, "add": 0.06,
-}  # fmt: skip
-SHAPE = {"n_head": 64, "n_kv_head": 8, "n_embd": 8192, "n_expanded_embd": 28672, "vocab_size": 32768}
-
-
-class MadeProfile:
-    """A profiling folder in Vidur's layout and size, from a roofline with 3 % noise."""
-
-    def __init__(self, folder: Path) -> None:
-        self.rng = np.random.default_rng(0)
-        place = folder / "compute/a100/meta-llama/Llama-2-70b-hf"
-        network = folder / "network/a100_pairwise_nvlink"
-        place.mkdir(parents=True)
-        network.mkdir(parents=True)
-        pl.concat([self._operators(tp) for tp in (1, 2, 4, 8)]).write_csv(place / "mlp.csv")
-        pl.concat([self._attention(tp) for tp in (2, 4)]).write_csv(place / "attention.csv")
-        pl.concat([self._network("all_reduce", tp) for tp in (2, 4)]).write_csv(network / "all_reduce.csv")
-        self._network("send_recv", 2).write_csv(network / "send_recv.csv")
-
-    def _noisy(self, milliseconds: np.ndarray) -> np.ndarray:
-        return np.round(milliseconds * self.rng.lognormal(0, 0.03, milliseconds.shape), 3)
-
-    def _operators(self, tp: int) -> pl.DataFrame:
-        times = {
-            f"time_stats.{name}.median": self._noisy(0.01 + full / tp * np.maximum(TOKENS, 96) / 4096)
-            for name, full in OPERATORS.items()
-        }
-        shape = {name: pl.lit(value) for name, value in SHAPE.items()}
-        frame = pl.DataFrame({**times, "num_tokens": TOKENS})
-        return frame.with_columns(use_gated_mlp=True, num_tensor_parallel_workers=tp, **shape)
-
-    def _attention(self, tp: int) -> pl.DataFrame:
-        kv = np.concatenate([np.arange(32, 1025, 32), np.arange(1088, 4033, 64)])
-        batch = np.concatenate([np.arange(1, 129), np.arange(136, 257, 8)])
-        b, k = (a.ravel() for a in np.meshgrid(batch, kv))
-        chunk, done = (a.ravel() for a in np.meshgrid(np.arange(64, 4097, 64), np.arange(0, 4096, 64)))
-        fits = chunk + done <= 4096
-        chunk, done = chunk[fits], done[fits]
-        decode = self._noisy(0.012 + 4e-6 / tp * b * k)
-        prefill = self._noisy(0.015 + 2e-7 / tp * chunk * (done + chunk / 2))
-        columns = {
-            "time_stats.attn_decode.median": [*decode, *[None] * len(chunk)],
-            "time_stats.attn_prefill.median": [*[None] * len(b), *prefill],
-            "batch_size": [*b, *np.ones_like(chunk)],
-            "prefill_chunk_size": [*np.zeros_like(b), *chunk],
-            "kv_cache_size": [*k, *done],
-            "is_prefill": [*[False] * len(b), *[True] * len(chunk)],
-        }
-        shape = {"n_embd": 8192, "n_q_head": 64, "n_kv_head": 8, "block_size": 16, "num_tensor_parallel_workers": tp}
-        return pl.DataFrame(columns).with_columns(**shape)
-
-    def _network(self, name: str, workers: int) -> pl.DataFrame:
-        size = np.unique(np.geomspace(2048, 2**29, 2248).astype(np.int64))
-        frame = pl.DataFrame({f"time_stats.{name}.median": self._noisy(0.02 + size / 2e8), "size": size})
-        return frame.with_columns(num_workers=workers, devices_per_node=workers, max_devices_per_node=4)
-
-
 BUILD = """
 import json, time
-from lengthwise import EngineLimits, catalog, cost
+import polars
+from lengthwise import EngineLimits, catalog
+from lengthwise.cost import vidur_profile
 from lengthwise.schema.deployment import Parallelism
 start = time.perf_counter()
-tables, fit = cost.vidur_profile({folder!r}, catalog.model("llama-2-70b"), "A100-80GB", Parallelism(tp=4),
+tables, fit = vidur_profile({folder!r}, catalog.model("llama-2-70b"), "A100-80GB", Parallelism(tp=4),
     EngineLimits(max_num_seqs=256, max_num_batched_tokens=512), 4096, estimator={estimator!r}, cache={cache!r})
 build_s = time.perf_counter() - start
 print(json.dumps([build_s, float(tables.layer_s[512]), max(o.median_error for o in fit.operators)]))
 """
 
 
-def vidur_build(estimator: str, suffix: str, repeats: int) -> list[Row]:
+def vidur_build(folder: Path, estimator: str, suffix: str, repeats: int) -> list[Row]:
     """Measure builds into an empty cache, then from it, each in a process of its own; imports do not count."""
     cold_s, warm_s = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        MadeProfile(Path(scratch) / "profiling")
         for i in range(repeats):
-            code = BUILD.format(folder=f"{scratch}/profiling", estimator=estimator, cache=f"{scratch}/cache{i}")
+            code = BUILD.format(folder=str(folder), estimator=estimator, cache=f"{scratch}/{i}")
             (cold, layer_s, worst), (warm, stored_layer_s, _) = fresh_process(code), fresh_process(code)
             assert stored_layer_s == layer_s, "a stored table differs from the built one"
             assert worst < 0.1, "the fit does not follow its own profile"
@@ -172,8 +115,11 @@ def main() -> None:
     args = parser(__doc__).parse_args()
     repeats = 2 if args.quick else 5
     rows = [lookups(1_000_000 if args.quick else 5_000_000, repeats), roofline_build(repeats)]
-    rows += vidur_build("monotone", "", repeats)
-    rows += vidur_build("random_forest", "_forest", 1 if args.quick else 2)
+    if (folder := SHARED / "data/profiles/vidur").is_dir():
+        rows += vidur_build(folder, "monotone", "", repeats)
+        rows += vidur_build(folder, "random_forest", "_forest", 1 if args.quick else 2)
+    else:
+        print(f"cost.vidur_build: no folder {folder}", file=sys.stderr)
     show(rows, as_json=args.json)
 
 

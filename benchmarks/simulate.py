@@ -1,4 +1,4 @@
-"""How fast the engine simulates, and how time and memory grow; also (``rerank``, a section of lengths.py) where requests change places.
+"""How fast the engine simulates, how time and memory grow, and what changing places costs (``rerank``, for lengths.py).
 
 The workload is Chat-1M on Llama-2-70B, TP 4 on A100s, a unified budget of 512 tokens, at about 85 % of the load at
 which the queue grows without end. Compilation does not count (cold.compile_s is in start.py). Figures are per CPU
