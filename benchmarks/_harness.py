@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,6 +104,14 @@ def strict_json(value: Any) -> str:
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return the items of each key, in their order."""
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:

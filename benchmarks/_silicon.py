@@ -8,6 +8,7 @@ Headlines are of points whose client is recorded (InferenceMAX); sweeps of unkno
 """
 
 import contextlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import _silicon_argonne
 import numpy as np
+from _harness import grouped
 from _intervals import by, described, summary
 
 from lengthwise import catalog, cost, policy
@@ -515,12 +517,10 @@ def curves_of(theta: Floats, backend: str) -> Curves:
     for kind, part in vars(CURVES).items():
         if kind == "routing_power":
             continue
-        values = {field: value * of.get(f"{kind}.{field}", 1.0) for field, value in vars(part).items()}
-        for field in values:
-            if "efficiency" in field:
-                values[field] *= speed
-            elif field.endswith("_s"):
-                values[field] /= speed
+        values = {}
+        for field, value in vars(part).items():
+            faster = speed if "efficiency" in field else 1 / speed if field.endswith("_s") else 1.0
+            values[field] = value * of.get(f"{kind}.{field}", 1.0) * faster
         made[kind] = replace(part, **values)
     return Curves(**made, routing_power=1 - FIRST["routing"] * of["routing"])
 
@@ -545,10 +545,7 @@ def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
     A token takes a decode step and its share of others' prompts, a first token a step with its prompt.
     """
     found = np.zeros((2, len(points)))
-    groups: dict[Any, list[int]] = {}
-    for i, point in enumerate(points):
-        groups.setdefault(point.group, []).append(i)
-    for members in groups.values():
+    for members in grouped(range(len(points)), lambda i: points[i].group).values():
         one, loops = points[members[0]], [loop_of(points[i]) for i in members]
         ops, host = RankOperators(one, curves_of(theta, one.backend)), host_of(theta, one)
         clients = np.array([float(loop.clients) for loop in loops])
@@ -576,16 +573,16 @@ def fronts(points: Sequence[Point], theta: Floats) -> tuple[Floats, Floats]:
     behind = np.array([Host(queue_s=1.0).front_s(point) for point in points])
     share = {"request": np.ones(len(points)), "experts_request": experts, "queue": behind * (1 - experts)}
     backends = np.array([point.backend for point in points])
-    slopes, total = np.zeros((len(points), len(NAMES))), np.zeros(len(points))
-    for name in FRONT:
-        own = np.array([of.get(f"{name}.{backend}", 1.0) for backend in backends])
-        added = share[name] * FIRST[name] * of[name] * own
-        total += added
-        slopes[:, NAMES.index(name)] = added
-        for backend in BACKENDS:
-            if f"{name}.{backend}" in NAMES:
-                slopes[:, NAMES.index(f"{name}.{backend}")] = added * (backends == backend)
-    return total, slopes
+    added = {
+        name: of_all * FIRST[name] * of[name] * np.array([of.get(f"{name}.{backend}", 1.0) for backend in backends])
+        for name, of_all in share.items()
+    }
+    slopes = np.zeros((len(points), len(NAMES)))
+    for i, name in enumerate(NAMES):
+        of_all, _, backend = name.partition(".")
+        if of_all in added:
+            slopes[:, i] = added[of_all] * (backends == (backend or backends))
+    return sum(added.values()), slopes
 
 
 def slopes(points: Sequence[Point]) -> Floats:
@@ -625,13 +622,6 @@ def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
 Thetas = dict[tuple[str, str], Floats]
 """Logs of the fitted factors by pair of model and GPU."""
 EVERY, FEW_FITS = 12, 3
-FITTED = (
-    "host and front (waits before the engine) fitted on other models and GPUs, waits by an engine's settings added, "
-    "which `simulate` has no term for; kernel curves beneath fitted to kernels of these GPUs"
-)
-SHIPPED = "deploy and simulate alone, no waits by settings; host and front (cost.ENGINE_HOSTS) fitted to these points"
-NO_SETTING = "attention data parallelism, or experts not cut by tensor parallelism: no setting ships"
-NO_ROOM = "does not fit by the memory planner that ships"
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
@@ -640,11 +630,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points = points[:: EVERY if quick else 1]
     thetas = unseen_factors(points)
     known = [point for point in points if point.pair in thetas]
-    about = {"left_out": left, "spreads": SPREADS, "assumes": FITTED}
-    found = _figures("fidelity.silicon.roofline_unseen", *_engine(known, thetas.__getitem__), about)
-    about = {"kernels": "AIConfigurator's of vLLM 0.24; all-reduce, streams and sampler by the roofline"}
-    by_tables = _engine(_with_tables(known), thetas.__getitem__, shared)
-    found |= _figures("fidelity.silicon.tables", *by_tables, about | {"assumes": FITTED})
+    found = _figures("roofline_unseen", *_engine(known, thetas.__getitem__), left)
+    found |= _figures("tables", *_engine(_with_tables(known), thetas.__getitem__, shared), {})
     return found | shipped(shared, known, quick=quick) | _silicon_argonne.figures(shared, quick)
 
 
@@ -690,31 +677,28 @@ def _with_tables(points: Iterable[Point]) -> list[Point]:
     return [p for p in points if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
 
 
-def _figures(name: str, points: Sequence[Point], said: Floats, about: dict[str, Any]) -> dict[str, Any]:
+def _figures(name: str, points: Sequence[Point], said: Floats, left: dict[str, int]) -> dict[str, Any]:
     """Return a row for TTFT and one for TPOT: the median error of recorded clients, and errors by what they are of."""
-    out = {}
-    known = np.array([point.inferencemax for point in points])
+    out, known = {}, np.array([point.inferencemax for point in points])
+    sweeps = ["" if point.inferencemax else " (sweep)" for point in points]
     for at, part in enumerate(("ttft", "tpot")):
         error = said[:, at] / np.array([getattr(point, f"{part}_s") for point in points]) - 1
-        row = summary(error[known], [p.pair for p in points if p.inferencemax]) | about
-        row |= {"unit": "relative", "better": "lower"}
-        row["all_agg_points"] = described(error)
-        row["by_backend"] = by([p.backend + ("" if p.inferencemax else " (sweep)") for p in points], error)
-        row["by_pair"] = by([" on ".join(p.pair) + ("" if p.inferencemax else " (sweep)") for p in points], error)
-        out[f"{name}.{part}_median_ape"] = row
+        row = summary(error[known], [p.pair for p in points if p.inferencemax])
+        row |= {"unit": "relative", "better": "lower", "left_out": left, "all_agg_points": described(error)}
+        row["by_backend"] = by([p.backend + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
+        row["by_pair"] = by([" on ".join(p.pair) + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
+        out[f"fidelity.silicon.{name}.{part}_median_ape"] = row
     return out
 
 
 def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, Any]:
     """Return figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
     able = [point for point in points if is_expressible(point)]
-    groups: dict[Any, list[Point]] = {}
-    for point in _with_tables(able):
-        groups.setdefault(point.group, []).append(point)
-    groups = dict(list(groups.items())[: FEW_FITS if quick else None])
-    tables = {key: _fitted_tables(group, shared) for key, group in groups.items()}
-    out, costs = {}, {"shipped": [(p, "roofline") for p in able]}
-    costs["shipped_tables"] = [(p, tables[key]) for key, group in groups.items() for p in group]
+    groups = list(grouped(_with_tables(able), lambda point: point.group).values())[: FEW_FITS if quick else None]
+    costs: dict[str, list[Any]] = {"shipped": [(point, "roofline") for point in able], "shipped_tables": []}
+    for group in groups:
+        costs["shipped_tables"] += itertools.product(group, [_fitted_tables(group, shared)])
+    out = {}
     for name, priced in costs.items():
         found, said = [], []
         for point, prices in priced:
@@ -722,9 +706,7 @@ def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, 
                 deployment = deployed(point, prices, point.backend)
                 said.append(means(simulate(loop_of(point).workload(), deployment, keep_steps=0)))
                 found.append(point)
-        left = {NO_SETTING: len(points) - len(able), NO_ROOM: len(priced) - len(found)}
-        about = {"assumes": SHIPPED, "left_out": left}
-        out |= _figures(f"fidelity.silicon.{name}", found, np.array(said).reshape(-1, 2), about)
+        out |= _figures(name, found, np.array(said).reshape(-1, 2), {})
     return out
 
 
@@ -756,8 +738,6 @@ def _fitted_tables(group: Sequence[Point], shared: Path) -> CostTables:
     longest = max(loop.longest for loop in loops)
     limits = _limits(one, max(loop.clients for loop in loops), longest)
     model, gpu = catalog.model(one.model), catalog.gpu(one.gpu)
-    node, profile = (
-        catalog.default_node(gpu, one.tp),
-        _profile(shared / TABLES, f"{one.gpu.lower()}_sxm", one.backend, VERSION),
-    )
-    return fit_profile(profile, Target(model, gpu, node, Parallelism(one.tp), limits, longest))[0]
+    profile = _profile(shared / TABLES, f"{one.gpu.lower()}_sxm", one.backend, VERSION)
+    target = Target(model, gpu, catalog.default_node(gpu, one.tp), Parallelism(one.tp), limits, longest)
+    return fit_profile(profile, target)[0]
