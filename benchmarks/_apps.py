@@ -111,7 +111,6 @@ class World:
 
 
 def cluster(gpus: int = 8) -> Cluster:
-    """Return the paper's machine."""
     node = catalog.node("a100-pairwise-nvlink-8")
     return Cluster((Machine(catalog.gpu("A100-80GB"), replace(node, gpus=gpus), gpus),))
 
@@ -340,7 +339,6 @@ def greedy(_: Path, quick: bool) -> dict[str, Any]:  # noqa: ARG001 - only reads
 
 # Search time
 def search(_: Path, quick: bool) -> dict[str, Any]:
-    """Return CPU seconds of planning: ten models over 10,000 requests, and a mixed application."""
     repeats, model = 1 if quick else 3, np.arange(10_000) % 10
     ten, prompt = (*NINE, LLAMA_70B), ensembling(1112, 512).tasks.prompt_tokens[:10_000]
     ten_models = World(_tasks(ten, model, prompt, 512), ten, (*NINE_OUTPUTS, NINE_OUTPUTS[0]))
@@ -446,7 +444,6 @@ def drain(tasks: int, *, instant: bool) -> dict[str, Any]:
 
 
 def _measured(tasks: int, *, instant: bool) -> dict[str, Any]:
-    """Plan and drain tasks in a new process."""
     return fresh_process(
         f"import json, resource, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import _apps\n"
         f"_apps.warm_up(); found = _apps.drain({tasks}, instant={instant})\n"
@@ -455,14 +452,12 @@ def _measured(tasks: int, *, instant: bool) -> dict[str, Any]:
 
 
 def overhead(_: Path, quick: bool) -> dict[str, Any]:
-    """Return milliseconds of the runner's own code per task."""
     runs = [_measured(10_000, instant=True) for _ in range(1 if quick else 3)]
     each = summary([1000 * one["run_s"] / one["tasks"] for one in runs])
     return {"apps.runner_overhead_ms": each | {"details": {"runs": runs}}}
 
 
 def million(_: Path, quick: bool) -> dict[str, Any]:
-    """Return seconds and peak memory to plan and drain a million tasks."""
     found, name = _measured(45_000 if quick else 1_000_000, instant=False), f"apps.drain_{'quick' if quick else '1e6'}"
     return {
         f"{name}_s": {"value": found["planned_s"] + found["run_s"], "unit": "s", "details": found},
@@ -482,8 +477,6 @@ BUSY_LOAD = 3.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """The folder of a measurement."""
-
     folder: Path
 
     def app(self, rows: str, cores: int, *, known: bool = False) -> Path:

@@ -46,7 +46,6 @@ class Bracket(NamedTuple):
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows ``fidelity.brackets``: coverage of TTFT and TPOT."""
     points = read(shared)[0]
     thetas = unseen_factors(points)
     able = [point for point in points if is_expressible(point) and point.inferencemax and point.pair in thetas]

@@ -47,8 +47,6 @@ _ARRIVALS_SHARE = 0.7
 
 @dataclass(frozen=True)
 class Setting:
-    """An engine's limits under a name."""
-
     name: str
     seqs: int
     step_tokens: int
@@ -64,8 +62,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class Run:
-    """One measured run of a load under a setting."""
-
     setting: str
     load: str
     repeat: int
@@ -184,7 +180,6 @@ def in_turns(turns: Sequence[Turn], repeats: int, say: Callable[[str], None]) ->
 
 
 def quantiles(records: Records) -> dict[str, float]:
-    """Return seconds by metric of the requests that finished."""
     done = records.requests.status == Status.FINISHED
     found = {}
     for name, (column, q, _) in METRICS.items():
@@ -202,7 +197,6 @@ def simulated(deployment: Deployment, run: Run) -> Records:
 
 
 def write_simulated(folder: Path, deployment: Deployment, run: Run) -> Records:
-    """Simulate a run and write its records beside the measured ones."""
     records = simulated(deployment, run)
     of = Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
     write_records(of, folder / f"{run.name}.simulated.parquet")
@@ -210,7 +204,6 @@ def write_simulated(folder: Path, deployment: Deployment, run: Run) -> Records:
 
 
 def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Return (simulated - measured) / measured of each metric, by run."""
     priced = replace(deployment, cost=tables)
     found = {}
     for run in runs:
@@ -249,12 +242,10 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
 
 
 def iterations_of(folder: Path, run: str) -> Path:
-    """Return the path of the engine's log of a run."""
     return folder / f"{run}.iterations.log"
 
 
 def _device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: float, source: str) -> GpuSpec:
-    """Return a device without a data sheet."""
     price = {"price_per_hour_usd": 0.1, "price_source": "none: a local device"}
     return GpuSpec(name, flops, memory_bytes, bandwidth, tdp_w=10.0, idle_w=1.0, source=source, **price)
 
@@ -453,7 +444,6 @@ def medians(intervals: Intervals) -> dict[str, dict[str, Interval]]:
 
 
 def counted(intervals: Intervals) -> dict[str, int]:
-    """Return the number of intervals, of those that contain the measured number, and of misses on each side."""
     return sides([one for of in intervals.values() for one in of.values()])
 
 

@@ -61,8 +61,6 @@ Tables = dict[str, LabTable]
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and a model's answer."""
-
     prompt: str
     prompt_tokens: int
     output: str
@@ -190,7 +188,6 @@ def over_cells(of: Tables, policy_name: str, predictor: str) -> dict[str, float]
 
 
 def frontier(of: Tables, predictor: str) -> list[dict[str, Any]]:
-    """Return gap closed and tail by policy: bounds on waiting, ageing, and others."""
     cells = (c for t in of.values() for c in t.cells if c.predictor == predictor and c.policy != "oracle")
     names = dict.fromkeys(c.policy for c in cells)
     return [{"policy": name, **over_cells(of, name, predictor)} for name in names]
@@ -203,7 +200,6 @@ def chosen(tuned: list[dict[str, Any]], tail: str, most: float) -> str:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows by name."""
     if not (shared / FOLDER).is_dir():
         raise FileNotFoundError(f"no folder {shared / FOLDER}")
     tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
@@ -293,7 +289,6 @@ class Sentences:
         return self
 
     def log_tokens(self, prompts: Prompts) -> Floats:
-        """Return [n] log lengths, on the scale of the set."""
         return np.asarray(self.ridge_.predict(self._standard(_columns(list(prompts.text)))))
 
     def _standard(self, columns: Floats) -> Floats:
@@ -339,7 +334,6 @@ def _encoder() -> SentenceEncoder:
 
 
 def _columns(prompts: list[str]) -> Floats:
-    """Return [n, columns] of prompts; each is read once."""
     own, at = np.unique(prompts, return_inverse=True)
     read = [str(text) for text in own]
     return np.hstack([prompt_features(read)[0], _encoder().embed(read, HEAD_TOKENS, TAIL_TOKENS)])[at]
@@ -363,7 +357,6 @@ def trained_blend(text: Path) -> Blend:
 
 
 def blend_description() -> str:
-    """Return the parts of the blend and their training data."""
     ridge = (
         "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)" if _has_encoder() else "no sentence encoder"
     )

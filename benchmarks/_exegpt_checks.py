@@ -29,10 +29,10 @@ ALL = tuple(Strategy)
 def search(_: Path, quick: bool) -> dict[str, Any]:
     """Return the slowest search and the largest share of schedules estimated; every bound has a new planner."""
     first = ex.estimator(ex.OPT, "s")
-    ex.chosen(ex.planner(first), ex.faster_transformer(first).bounds_s()[0])  # loads the compiled code
+    ex.chosen(ex.planner(first), ex.FasterTransformer(first).bounds_s()[0])  # loads the compiled code
     choices = []
     for served, task in [(ex.OPT, "s"), (ex.OPT, "t")] if quick else ex.EVERYTHING:
-        bounds_s = ex.faster_transformer(ex.estimator(served, task)).bounds_s()
+        bounds_s = ex.FasterTransformer(ex.estimator(served, task)).bounds_s()
         for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=False):
             start = time.process_time()
             plan = ex.planner(ex.estimator(served, task))
@@ -83,7 +83,7 @@ def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, A
     latency_s, rps = latency_s[np.isfinite(latency_s)], rps[np.isfinite(latency_s)]
     between = np.geomspace(1.001 * latency_s.min(), latency_s[np.argmax(rps)], BETWEEN)
     regrets, won = [], []
-    for bound_s in (*between, *ex.faster_transformer(of).bounds_s()):
+    for bound_s in (*between, *ex.FasterTransformer(of).bounds_s()):
         best_rps = float(rps[latency_s <= bound_s].max(initial=0.0))
         if not best_rps:
             continue
@@ -120,7 +120,7 @@ def _bayesian_regret(seeds: int) -> dict[str, Any]:
 
     of = ex.estimator(ex.OPT, "s")
     space = next(one for one in ex.planner(of).spaces if one.strategy is Strategy.RRA and one.tp == 4)
-    bound_s = ex.faster_transformer(of).bounds_s()[1]
+    bound_s = ex.FasterTransformer(of).bounds_s()[1]
     best_rps = exhaustive(space.perf_uncached, space.variables, bound_s).best.throughput_rps
     own = branch_and_bound(space.perf_uncached, space.variables, bound_s)
 
@@ -206,7 +206,7 @@ def monotonicity(_: Path, quick: bool) -> dict[str, Any]:
 def _monotonicity_of(served, task: str) -> list[dict[str, Any]]:
     """Return a row per strategy, degree, variable and tolerance; latency is the worst case, which the search limits."""
     of = ex.estimator(served, task)
-    bound_s, plan = ex.faster_transformer(of).bounds_s()[2], ex.planner(of)
+    bound_s, plan = ex.FasterTransformer(of).bounds_s()[2], ex.planner(of)
     scale_rps = ex.chosen(plan, bound_s).row.throughput_rps
     rows = []
     for space in (space for space in plan.spaces if space.size):
@@ -381,7 +381,7 @@ def bounds(_: Path, quick: bool) -> dict[str, Any]:
 
 def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
     """Simulate each strategy's choice under each finite bound; count late outputs within 0.5 % below the quantile."""
-    bounds_s = ex.faster_transformer(ex.estimator(served, task)).bounds_s()[:-1]
+    bounds_s = ex.FasterTransformer(ex.estimator(served, task)).bounds_s()[:-1]
     for threshold in (None, 0.05):
         of = ex.estimator(served, task, assumptions=Assumptions(threshold=threshold))
         for strategies in ((Strategy.RRA,), *((ex.WAA,) if served != ex.T5 else ())):
@@ -414,7 +414,7 @@ def variance(_: Path, quick: bool) -> dict[str, Any]:
         sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
         row = next(side.best for side in sides if side.tp == ex.OPT.gpus)
         rra = Controls(Strategy.RRA, row.prefill_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
-        waa = ex.chosen(ex.planner(of, ex.WAA), ex.faster_transformer(of).bounds_s()[0]).controls
+        waa = ex.chosen(ex.planner(of, ex.WAA), ex.FasterTransformer(of).bounds_s()[0]).controls
         schedules |= {"ours_none": ("ours at TP 4, no bound", rra), "ours_10": ("ours under the 10 % bound", waa)}
     rows = {}
     for name, (title, controls) in schedules.items():

@@ -68,8 +68,6 @@ NEGLIGIBLE = {"gap_closed": 0.05, "p99_over_oracle": 0.02, "mean_over_fcfs": 0.0
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of the measurement."""
-
     loads: tuple[float, ...] = (1.0, 3.0, 5.0)
     batches: tuple[int, ...] = (1, 2, 4)
     shuffles: int = 12
@@ -210,7 +208,6 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _emulated_engines(batch: int) -> Iterator[list[str]]:
-    """Start emulated engines in a process of their own."""
     sizes = f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}"
     times = "--fixed-s 0.01 --decode-s 0.001 --prompt-token-s 0.0001"  # about a tiny model on one core
     command = f"-m lengthwise.testing.engine_server {sizes} {times}".split()

@@ -195,7 +195,6 @@ class Circle:
         return profile
 
     def tables(self, d: Deployment) -> CostTables:
-        """Return the tables of the profile alone."""
         if self.profile is None:
             return d.cost
         return fit_profile(self.profile, Target(d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len))[0]
@@ -317,7 +316,6 @@ def free_memory(device: str) -> None:
 
 
 def main() -> None:
-    """Run the campaigns of the command line and print their rows."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--out", type=Path, required=True, help="folder for records and rows")
     options.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")

@@ -196,14 +196,12 @@ def timed(case: Case) -> dict[str, Any]:
 
 
 def additional(found: Calibration, iterations: Iterations | None) -> str:
-    """Return the input of a calibration other than requests, by its notes."""
     if iterations is not None:
         return "a log of steps"
     return "counters" if any("counters were fitted" in note for note in found.notes) else "nothing"
 
 
 def masks(found: Calibration) -> str:
-    """Return whether dense masks were looked for, and found."""
     if any("dense masks were not looked for" in note for note in found.notes):
         return "not looked for"
     return "found" if found.tables.masked_s > 0 else "looked for"

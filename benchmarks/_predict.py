@@ -73,7 +73,6 @@ def _folder(shared: Path) -> Path:
 
 
 def number(estimate: Estimate) -> dict[str, float]:
-    """Return a rounded value and half-width."""
     return {"value": round(estimate.value, 4), "half_width": round(estimate.half_width, 4)}
 
 
@@ -90,7 +89,6 @@ def by_window(found: Evaluation) -> list[dict[str, Any]]:
 
 
 def known_share(text: Path, draws: int) -> dict[str, Any]:
-    """Return the between-prompt share of the variance of lengths over 70 runs."""
     found = knowable(*_texts.sample_lengths(text), draws=draws)
     return number(found.share) | {"log_share": number(found.log_share), "runs": len(found.runs)}
 
@@ -123,7 +121,6 @@ def reached(text: Path) -> dict[str, float]:
 
 
 def encoder(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows of the sentence encoder by name."""
     text = _folder(shared)
     try:
         folder = Encoder().encoder.folder

@@ -71,7 +71,6 @@ class Requests:
 
 
 def latencies(arrival_s: Any, first_s: Any, last_s: Any, output: Any) -> dict[str, np.ndarray]:
-    """Return TTFT, TPOT and latency of each request."""
     tpot = (last_s - first_s) / np.maximum(output - 1, 1)
     return {"ttft": first_s - arrival_s, "tpot": tpot, "latency": last_s - arrival_s}
 
@@ -94,7 +93,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
 
 def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
-    """Return the errors of one run by latency."""
     folder = shared / ROOT / "measured_runs" / run.folder
     r, theirs = read_requests(folder), summary(folder)
     measured = latencies(r.arrival_s, r.first_s, r.last_s, r.output)
@@ -123,12 +121,10 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
 
 
 def statistics(seconds: np.ndarray) -> np.ndarray:
-    """Return mean, median, P90, P95, P99."""
     return np.array([seconds.mean(), *np.percentile(seconds, QUANTILES)])
 
 
 def deployment(shared: Path, run: Run) -> Deployment:
-    """Return the run's deployment with costs from the kernels of its GPU."""
     meta = json.loads(text(shared / ROOT / "measured_runs" / run.folder / "vllm" / "meta.json"))
     given, cache_facts = meta["engine_kwargs"], meta.get("kv_cache", {})
     limits = EngineLimits(
@@ -156,7 +152,6 @@ def node_of(shared: Path, run: Run) -> NodeSpec:
 
 
 def read_requests(folder: Path) -> Requests:
-    """Read the recorded requests."""
     rows = [json.loads(line) for line in text(folder / "vllm" / "requests.jsonl").splitlines()]
     rows.sort(key=lambda row: row["arrival_time"])
     column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
@@ -175,7 +170,6 @@ def summary(folder: Path) -> dict[str, list[float]]:
 
 
 def text(path: Path) -> str:
-    """Read a file, packed or not."""
     packed = path.with_name(path.name + ".gz")
     return gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text("utf-8")
 

@@ -78,7 +78,6 @@ class Point:
 
     @property
     def inferencemax(self) -> bool:
-        """Return whether InferenceMAX measured it, whose client is known."""
         return self.source == "inferencemax"
 
     @property
@@ -208,7 +207,6 @@ class Loop:
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest request, and one."""
         return self.prompt[1] + self.output[1] + 1
 
     def workload(self, seed: int = 0) -> Workload:
@@ -247,7 +245,6 @@ def _wait_steps(point: Point) -> float:
 
 
 def means(records: Records) -> tuple[float, float]:
-    """Return (mean TTFT, mean TPOT) of all requests in seconds."""
     r = records.requests
     several = r.output_tokens > 1
     tpot_s = (r.finished_s - r.first_token_s)[several] / (r.output_tokens[several] - 1)
@@ -357,7 +354,6 @@ class RankOperators(Operators):
 
 
 def seconds(works: list[Work]) -> Any:
-    """Return the sum of the works' seconds."""
     return sum((work.seconds for work in works), 0.0)
 
 
@@ -625,7 +621,6 @@ EVERY, FEW_FITS = 12, 3
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows ``fidelity.silicon`` and ``fidelity.argonne``."""
     points, left = read(shared)
     points = points[:: EVERY if quick else 1]
     thetas = unseen_factors(points)

@@ -25,7 +25,6 @@ TRUNCATED = 0.85
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a gzip JSONL file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
 
@@ -44,7 +43,6 @@ def _samples(source: str, rows: Iterable[tuple[str, str, dict[str, Any], str, bo
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
-    """Return (model, file) of a folder of outputs."""
     return [(p.name.removesuffix(".jsonl.gz").removesuffix("_merged"), p) for p in sorted(folder.glob("*.jsonl.gz"))]
 
 
@@ -106,7 +104,6 @@ def instructions(text: Path, folder: str, name: str) -> Samples:
 
 
 def together(parts: list[Samples]) -> Samples:
-    """Return the samples of several sets, one after the other."""
     prompts = Prompts(
         sum(len(p) for p in parts),
         text=[t for p in parts for t in p.prompts.text],
@@ -132,7 +129,6 @@ def sample_lengths(text: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def without(samples: Samples, texts: Iterable[str]) -> Samples:
-    """Return the samples of other prompts than these."""
     known = {text.strip() for text in texts}
     rows = [i for i, text in enumerate(samples.prompts.text) if text.strip() not in known]
     return samples.take(np.array(rows, np.int64))

@@ -34,14 +34,12 @@ QUIET = {
 
 
 def require() -> str:
-    """Return the interpreter of the engine's environment."""
     if not PYTHON.exists():
         raise FileNotFoundError(f"no real engine in {PYTHON.parents[1]}: make engine")
     return str(PYTHON)
 
 
 def make_model(folder: Path, size: str) -> Path:
-    """Write a model of random weights and its tokenizer to a folder."""
     words = [require(), str(MAKE_MODEL), str(folder), size]
     subprocess.run(words, check=True, capture_output=True, timeout=300)
     return folder
@@ -90,7 +88,6 @@ class Watched:
         return replace(measured, metadata={**measured.metadata, **known})
 
     def named(self, name: str) -> None:
-        """Save the log of the run that a calibration reads."""
         if name.endswith("-half-0"):
             lines = (line for line in self.message.splitlines() if b"Iteration(" in line)
             iterations_of(self.out, name).write_bytes(b"\n".join(lines))

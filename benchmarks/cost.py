@@ -65,13 +65,11 @@ def lookups(count: int, repeats: int) -> Row:
 
 
 def build(name: str, seconds: list[float], target: float, **details: object) -> Row:
-    """Return a row of the wall times of builds."""
     details |= {"machine": machine()}
     return Row(f"cost.{name}_s", unit="s", target=target, better="lower", details=details, **summary(seconds))
 
 
 def roofline_build(repeats: int) -> Row:
-    """Measure the wall time to build tables from the roofline."""
     times_s = [perf_counter()]
     for _ in range(repeats):
         assert np.isfinite(cost.roofline(*ROOFLINE).decode_s).all()
@@ -111,7 +109,6 @@ def vidur_build(folder: Path, estimator: str, suffix: str, repeats: int) -> list
 
 
 def main() -> None:
-    """Measure and print all figures."""
     args = parser(__doc__).parse_args()
     repeats = 2 if args.quick else 5
     rows = [lookups(1_000_000 if args.quick else 5_000_000, repeats), roofline_build(repeats)]

@@ -91,7 +91,6 @@ def recorded(folder: Path, shuffles: int) -> Rows:
 
 
 def cost(requests: int = 20_000) -> Rows:
-    """Yield CPU microseconds per request."""
     task, rng = TaskLengths.from_preset("exegpt-s"), np.random.default_rng(0)
     drawn = zip(rng.integers(1, 400, requests).tolist(), rng.integers(1, 60, requests).tolist(), strict=True)
     watcher, started_s = Watcher(task), time.process_time()
@@ -101,7 +100,6 @@ def cost(requests: int = 20_000) -> Rows:
 
 
 def main() -> None:
-    """Print the figures of the chosen sections."""
     options = parser(__doc__)
     options.add_argument("--only", default="known,recorded,cost,delays", help="sections, with commas")
     options.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")

@@ -113,12 +113,10 @@ class Clock:
         return max(0.0, self.budget_s - (time.monotonic() - self.start_s))
 
     def to_measure_s(self) -> float:
-        """Return the seconds until calibration has to begin."""
         return max(0.0, self.left_s() - self.end_s)
 
 
 def fitting(plans: Sequence[Plan], free_bytes: float) -> Plan | None:
-    """Return the first plan that fits into the free memory."""
     return next((plan for plan in plans if plan.needs_bytes <= free_bytes), None)
 
 
@@ -196,7 +194,6 @@ if importlib.util.find_spec("lengthwise") is None:
 
 
 def main() -> int:
-    """Run the campaign of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for profile, records and rows")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -217,7 +214,6 @@ def main() -> int:
 
 
 def campaign(out: Path, device: str, plan: Plan, python: str, clock: Clock) -> int:
-    """Run the campaign; return the exit status."""
     from _circle import Lengths, Setting  # imports what ``chosen`` looks for
     from _live import Circle
     from _live import Plan as Sizes

@@ -24,12 +24,11 @@ MODELS = ("llama-2-7b", "internlm-20b", "llama-2-70b", "qwen-72b")
 
 
 def scenario(model: str) -> config.Scenario:
-    """Return the study of one model, without the sensitivity to limits."""
     return config.load(EXAMPLES / "vidur-study.toml", [f"deployment.model={model}", "search.sensitivity=false"])
 
 
-def checked(plan: Plan) -> dict[str, Any]:
-    """Return the best deployment, which must meet the limits to the requested precision."""
+def check(plan: Plan) -> None:
+    """Check that the best deployment meets the limits to the requested precision."""
     best = plan.best
     assert best is not None, plan.name
     assert best.objective.half_width <= 0.025 * best.objective.value, (plan.name, best.objective)
@@ -38,9 +37,6 @@ def checked(plan: Plan) -> dict[str, Any]:
     assert best.objective.value <= best.bound * (1 + 1e-9)
     for limit in plan.limits:
         assert limit.is_satisfied(best.at.value(limit.metric) * 0.98), (plan.name, limit)
-    found = {"name": best.name, "requests_per_dollar": best.objective.value, "half_width": best.objective.half_width}
-    latencies = {"ttft_p90_s": best.at.value("ttft.p90"), "tbt_p99_s": best.at.value("tbt.p99")}
-    return found | latencies | {"capacity_rps": best.capacity_rps.value}
 
 
 def study(jobs: int, models: tuple[str, ...]) -> list[Row]:
@@ -50,8 +46,9 @@ def study(jobs: int, models: tuple[str, ...]) -> list[Row]:
     with search.threads(jobs) as workers:
         for model in models:
             for plan in study_search.plan(scenario(model), workers).plans:
+                check(plan)
                 name = f"{model} {plan.name}"
-                winners[name], wall_s[name] = checked(plan), plan.effort.seconds
+                winners[name], wall_s[name] = plan.best.name, plan.effort.seconds
                 effort.append(plan.effort)
                 print(f"{name}: {plan.effort.seconds:.1f} s", file=sys.stderr)
     total_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
@@ -104,7 +101,6 @@ def scaling() -> Row:
 
 
 def main() -> None:
-    """Measure and print all figures."""
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=2)
     args = options.parse_args()

@@ -26,12 +26,10 @@ LOAD = 0.85
 
 @policy.rank
 def shortest_prompt_with_aging(prompt_tokens, arrival_s):
-    """Rank of a user's own."""
     return prompt_tokens + 50.0 * arrival_s
 
 
 def chat(requests: int, rate_rps: float) -> Workload:
-    """Return requests of Chat-1M at a Poisson rate."""
     return preset("chat-1m").generate(requests, Poisson(rate_rps), seed=0)
 
 
@@ -150,7 +148,6 @@ def _timed(workload: Workload, deployment: Deployment) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Measure and print all figures."""
     args = parser(__doc__).parse_args()
     requests, repeats = (100_000, 3) if args.quick else (1_000_000, 5)
     one = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)

@@ -53,7 +53,6 @@ def command_s(repeats: int, model: str, *, expected: str, fails: bool = False) -
 
 
 def main() -> None:
-    """Measure and print all figures."""
     args = parser(__doc__).parse_args()
     repeats = 3 if args.quick else 7
     with tempfile.TemporaryDirectory() as scratch:

@@ -55,7 +55,6 @@ def trained(text: Path) -> tuple[Lexical, dict]:
 
 
 def figures(found: Evaluation) -> dict[str, list[float]]:
-    """Return scores with their half-widths, rounded."""
     return {
         name: [float(f"{found.scores[name].value:.4g}"), float(f"{found.scores[name].half_width:.2g}")]
         for name in SCORES
@@ -64,7 +63,6 @@ def figures(found: Evaluation) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Train, then write or compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("shared", type=Path)
     parser.add_argument("--check", action="store_true")

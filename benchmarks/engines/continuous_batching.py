@@ -191,7 +191,6 @@ class Engine:
 
 
 def metadata(given, engine):
-    """What runs: versions, device, limits."""
     cuda = given.device != "cpu"
     limits = getattr(engine.manager, "continuous_batching_config", None) if cuda else None
     names = ("dtype", "scheduler", "batch_tokens", "seqs", "blocks", "block_size")
