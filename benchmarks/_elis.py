@@ -7,7 +7,7 @@ never for training), outputs those of the same model or its nearest relative the
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -72,20 +72,17 @@ def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
     """Return the sampled prompts of one model, the same for every shuffle; for tuning others than are evaluated."""
     tokens = "n_tok_tekken131k"
 
-    def answers(name: str) -> list[dict[str, Any]]:
+    def sampled(name: str, seed: int = 0, without: Collection[int] = ()) -> list[dict[str, Any]]:
         rows = _texts.lines(shared / FOLDER / "outputs" / f"{name}.jsonl.gz")
-        return [row for row in rows if row[tokens] > 0]
-
-    def sampled(rows: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+        rows = [row for row in rows if row[tokens] > 0 and row["idx"] not in without]
         return [rows[i] for i in np.random.default_rng(seed).choice(len(rows), PROMPTS, replace=False)]
 
     prompts = {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
-    rows = sampled(answers(outputs), 0)
+    rows = sampled(outputs)
     if tuning:
-        taken = {row["idx"] for _, name in MODELS.values() for row in sampled(answers(name), 0)}
-        rows = sampled([row for row in answers(outputs) if row["idx"] not in taken], 1)
-    found = ((prompts[r["idx"]], r) for r in rows)
-    return [Text(asked["instruction"], asked[tokens], r["output"], r[tokens]) for asked, r in found]
+        rows = sampled(outputs, 1, {row["idx"] for _, name in MODELS.values() for row in sampled(name)})
+    found = ((prompts[row["idx"]], row) for row in rows)
+    return [Text(one["instruction"], one[tokens], row["output"], row[tokens]) for one, row in found]
 
 
 @dataclass(frozen=True)
@@ -99,15 +96,12 @@ class Bench:
 
     def requests(self, seed: int, predictor: str) -> Workload:
         """Return the prompts in the order of a shuffle with predictions; the laboratory sets the rate."""
-        outputs = MODELS[self.model][1]
-        seed += SHUFFLES * self.tuning
+        outputs, seed = MODELS[self.model][1], seed + SHUFFLES * self.tuning
         max_tokens = self.deployment(Scheduler(), max(BATCHES)).max_model_len
-        rng = np.random.default_rng([seed, 0xE115])
-        known = texts(self.shared, outputs, tuning=self.tuning)
+        rng, known = np.random.default_rng([seed, 0xE115]), texts(self.shared, outputs, tuning=self.tuning)
         order = [known[i] for i in rng.permutation(len(known))]
-        prompt, output = (
-            np.array([getattr(t, f"{of}_tokens") for t in order], np.int64) for of in ("prompt", "output")
-        )
+        prompt = np.array([text.prompt_tokens for text in order], np.int64)
+        output = np.array([text.output_tokens for text in order], np.int64)
         columns = {of: np.array([getattr(text, of) for text in order], object) for of in ("prompt", "output")}
         columns["model"] = np.array([outputs] * len(order), object)
         gaps_s = workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng)
@@ -205,10 +199,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
     evaluated = tables(shared, SHUFFLES, tuning=False, quick=quick)
     names = list(dict.fromkeys(c.predictor for t in evaluated.values() for c in t.cells if c.predictor))
-    bounds = {"p99_over_oracle": 1.05, "p99_over_fcfs": 1.15}
-    policies = {
-        name: {tail: chosen(frontier(tuning, name), tail, most) for tail, most in bounds.items()} for name in names
-    }
+    near = {name: chosen(frontier(tuning, name), "p99_over_oracle", 1.05) for name in names}
+    fair = {name: chosen(frontier(tuning, name), "p99_over_fcfs", 1.15) for name in names}
 
     def of(policy_name: str, predictor: str) -> dict[str, Any]:
         return {"policy": policy_name, **over_cells(evaluated, policy_name, predictor)}
@@ -222,19 +214,19 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
     by_predictor = {
         name: {
-            "within 5 % of the oracle's P99": of(policies[name]["p99_over_oracle"], name),
-            "within 15 % of FCFS' P99": of(policies[name]["p99_over_fcfs"], name),
+            "within 5 % of the oracle's P99": of(near[name], name),
+            "within 15 % of FCFS' P99": of(fair[name], name),
             "seats kept, no bound": of(RETAINED, name),
             "seats change hands, no bound": of(SEATS, name),
             "ELIS ISRTF": of("ELIS ISRTF", name),
         }
         for name in names
     }
-    near_oracle = headline(policies[HEADLINE]["p99_over_oracle"])
+    near_oracle = headline(near[HEADLINE])
     return {
         "elis.gap_closed": near_oracle,
         "elis.p99_over_oracle": {"value": near_oracle["p99_over_oracle"], "policy": near_oracle["policy"]},
-        "elis.gap_closed_at_p99_115": headline(policies[HEADLINE]["p99_over_fcfs"]),
+        "elis.gap_closed_at_p99_115": headline(fair[HEADLINE]),
         "elis.by_predictor": by_predictor,
         "elis.frontier": {name: frontier(evaluated, name) for name in names},
         "elis.table5": table5(evaluated, near_oracle["policy"], HEADLINE),
@@ -246,8 +238,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 def table5(evaluated: Tables, own: str, predictor: str) -> dict[str, Any]:
     """Return mean JCT in seconds at batch 4: FCFS, ELIS' ISRTF, ours, SJF with known lengths."""
     policies = {"FCFS": ("fcfs", ""), "ISRTF": ("ELIS ISRTF", predictor), "own": (own, predictor)}
-    policies["SJF"] = ("oracle", "oracle")
-    made: dict[str, Any] = {}
+    policies["SJF"], made = ("oracle", "oracle"), {}
     for (model, table), load in itertools.product(evaluated.items(), LOADS):
         cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
         made[f"{model} {load:g}x"] = {name: cells[key] for name, key in policies.items()}
@@ -357,9 +348,8 @@ def trained_blend(text: Path) -> Blend:
 
 
 def blend_description() -> str:
-    ridge = (
-        "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)" if _has_encoder() else "no sentence encoder"
-    )
+    vectors = "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)"
+    ridge = vectors if _has_encoder() else "no sentence encoder"
     return (
         "blend of: the shipped predictor (outputs of Open-Assistant's openly licensed models); Lexical on OASST, "
         f"Arena-Hard, ZeroEval, GPTeacher, alpaca_en_demo; {ridge}; scaled on Arena-Hard prompts; AlpacaEval unseen"
