@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,10 @@ class Run:
     @property
     def name(self) -> str:
         return f"{self.setting}-{self.load}-{self.repeat}"
+
+    @property
+    def of_load(self) -> str:
+        return f"{self.setting}-{self.load}"
 
 
 @dataclass(frozen=True)
@@ -220,21 +225,16 @@ def calibrated(
     def named(run: Run) -> Measured:
         return replace(run.measured, records=replace(run.measured.records, name=run.name))
 
-    return calibrate(
-        list(map(named, learnt)),
-        deployment,
-        holdout=list(map(named, held_out)) or HOLDOUT,
-        iterations=iterations,
-        allow=("warnings",),
-    )
+    holdout = list(map(named, held_out)) or HOLDOUT
+    return calibrate([*map(named, learnt)], deployment, holdout=holdout, iterations=iterations, allow=("warnings",))
 
 
 def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Return by load and metric the largest distance of a repeat from the median of its load: the floor of errors."""
     found: dict[str, dict[str, float]] = {}
-    for load in sorted({(run.setting, run.load) for run in runs}):
-        repeats = [quantiles(r.measured.records) for r in runs if (r.setting, r.load) == load]
-        found["-".join(load)] = {
+    for load, some in _harness.grouped(runs, attrgetter("of_load")).items():
+        repeats = [quantiles(run.measured.records) for run in some]
+        found[load] = {
             metric: max(abs(one[metric] / statistics.median(o[metric] for o in repeats) - 1) for one in repeats)
             for metric in METRICS
         }
@@ -342,39 +342,35 @@ def rows(
         draws: dict[str, list[Any]] = {}
         for seed, run in enumerate(held_out):
             both = (finished_seconds(of, column) for of in (run.measured.records, answers[run.name]))
-            draws.setdefault(f"{run.setting}-{run.load}", []).append(of_run(*both, q, seed))
+            draws.setdefault(run.of_load, []).append(of_run(*both, q, seed))
         ends = of_repeats(draws, value)
         details: dict[str, Any] = {
             "median_of": {kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()},
             "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held_out), 4),
             "signed_by_load": {
-                load: {kind: round(of[load], 4) for kind, of in loads.items()} for load in loads["calibrated"]
+                load: {kind: round(of[load], 4) for kind, of in loads.items()}
+                | {"repeats_spread": round(floor[load][metric], 4)}
+                for load in loads["calibrated"]
             },
-            "signed_by_run": {run.name: {kind: round(of[run.name], 4) for kind, of in each.items()} for run in runs},
+            "signed_by_run": {
+                run.name: {kind: round(of[run.name], 4) for kind, of in each.items()}
+                | {"measured_s": round(quantiles(run.measured.records)[metric], 5)}
+                for run in runs
+            },
         }
-        for load, of in details["signed_by_load"].items():
-            of["repeats_spread"] = round(floor[load][metric], 4)
-        for run in runs:
-            details["signed_by_run"][run.name]["measured_s"] = round(quantiles(run.measured.records)[metric], 5)
-        found[f"{prefix}.{metric}_error"] = {
-            "value": round(value, 4),
-            "unit": "relative",
-            "target": target,
-            "better": "lower",
-            "ci": ends and [round(end, 4) for end in ends],
-            "details": details,
-        }
+        row = {"value": round(value, 4), "unit": "relative", "target": target, "better": "lower", "details": details}
+        found[f"{prefix}.{metric}_error"] = row | {"ci": ends and [round(end, 4) for end in ends]}
     return found
 
 
 def by_load(errors: Mapping[str, float], held_out: Sequence[Run], metric: str) -> dict[str, float]:
     """Return the error of each load: medians of its repeats, simulated against measured."""
-    seconds: dict[str, list[tuple[float, float]]] = {}
-    for run in held_out:
-        real = quantiles(run.measured.records)[metric]
-        seconds.setdefault(f"{run.setting}-{run.load}", []).append(((1 + errors[run.name]) * real, real))
-    medians = {load: [statistics.median(side) for side in zip(*of, strict=True)] for load, of in seconds.items()}
-    return {load: ours / real - 1 for load, (ours, real) in medians.items()}
+    found = {}
+    for load, runs in _harness.grouped(held_out, attrgetter("of_load")).items():
+        real = {run.name: quantiles(run.measured.records)[metric] for run in runs}
+        ours = statistics.median((1 + errors[name]) * measured for name, measured in real.items())
+        found[load] = ours / statistics.median(real.values()) - 1
+    return found
 
 
 def finished_seconds(records: Records, column: str) -> Any:
@@ -416,31 +412,24 @@ def coverage_row(
     unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
     loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
     found = counted(loads)
-    details = {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
+    details = found | {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
     details["ends_apart"] = {
         load: round(statistics.median(one.high_s / one.low_s for one in of.values()), 2) for load, of in loads.items()
     }
     details["each"] = {load: {name: one.rounded() for name, one in of.items()} for load, of in loads.items()}
-    return {
-        "value": round(found["satisfied"] / found["n"], 4),
-        "unit": "share",
-        "target": LEVEL,
-        "better": "higher",
-        "ci": [round(end, 4) for end in exact_interval(found["satisfied"], found["n"])],
-        "details": found | details,
-    }
+    ci = [round(end, 4) for end in exact_interval(found["satisfied"], found["n"])]
+    value = round(found["satisfied"] / found["n"], 4)
+    return {"value": value, "unit": "share", "target": LEVEL, "better": "higher", "ci": ci, "details": details}
 
 
 def medians(intervals: Intervals) -> dict[str, dict[str, Interval]]:
     """Return for each load the medians over its repeats: of measured and predicted numbers and of both ends."""
-    repeats: dict[str, list[Mapping[str, Interval]]] = {}
-    for name, of in intervals.items():
-        repeats.setdefault(name.rpartition("-")[0], []).append(of)
 
-    def middle(some: Sequence[Interval]) -> Interval:
-        return Interval(*map(statistics.median, zip(*some, strict=True)))
+    def middle(metric: str, names: Sequence[str]) -> Interval:
+        return Interval(*map(statistics.median, zip(*(intervals[name][metric] for name in names), strict=True)))
 
-    return {load: {m: middle([one[m] for one in each]) for m in COUNTED} for load, each in repeats.items()}
+    repeats = _harness.grouped(intervals, lambda name: name.rpartition("-")[0])
+    return {load: {metric: middle(metric, names) for metric in COUNTED} for load, names in repeats.items()}
 
 
 def counted(intervals: Intervals) -> dict[str, int]:
