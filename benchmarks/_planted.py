@@ -184,27 +184,17 @@ def timed(case: Case) -> dict[str, Any]:
         case.runs, case.deployment, holdout=[case.held_out], iterations=case.iterations, allow=("warnings",)
     )
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    notes = " ".join(found.notes)
+    counters = "counters" if "counters were fitted" in notes else "nothing"
+    masks = "found" if found.tables.masked_s > 0 else "looked for"
     return {
         "requests": found.fitted,
-        "runs": len(case.runs),
-        "beside_them": additional(found, case.iterations),
-        "masks": masks(found),
+        "beside_them": counters if case.iterations is None else "a log of steps",
+        "masks": "not looked for" if "dense masks were not looked for" in notes else masks,
         "simulations": found.simulations,
         "cpu_s": round(cpu_s, 2),
         "wall_s": round(wall_s, 2),
     }
-
-
-def additional(found: Calibration, iterations: Iterations | None) -> str:
-    if iterations is not None:
-        return "a log of steps"
-    return "counters" if any("counters were fitted" in note for note in found.notes) else "nothing"
-
-
-def masks(found: Calibration) -> str:
-    if any("dense masks were not looked for" in note for note in found.notes):
-        return "not looked for"
-    return "found" if found.tables.masked_s > 0 else "looked for"
 
 
 def planted_case() -> Case:
@@ -266,15 +256,7 @@ def profiles(shared: Path, quick: bool) -> dict[str, Any]:
     found = measure_operators(model, MeasurementSettings("cpu", "float32", threads=1, **sizes), budget_s=budget_s)
     node = catalog.default_node(gpu, 1)
     _, report = fit_profile(found.profile, Target(model, gpu, node, Parallelism(), LIMITS, MAX_TOKENS))
-    details = {
-        "model": MODEL,
-        "budget_s": budget_s,
-        "points": len(found.profile),
-        "machine": machine_of(gpu, "float32"),
-        "operators": {
-            fit.name: {"rows": fit.rows, "median error": fit.median_error, "p95 error": fit.p95_error}
-            for fit in report.operators
-        },
-    }
-    value = float(np.median([fit.median_error for fit in report.operators]))
+    errors = {fit.name: fit.median_error for fit in report.operators}
+    details = {"model": MODEL, "budget_s": budget_s, "points": len(found.profile), "operators": errors}
+    value, details["machine"] = float(np.median([*errors.values()])), machine_of(gpu, "float32")
     return rows | {"profile.cv_median_error": {"value": value, "details": details}}

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from _intervals import of_scores
@@ -55,15 +55,10 @@ RUNS = (
 )
 
 
-@dataclass(frozen=True)
-class Requests:
-    """Columns of requests.jsonl in order of arrival; seconds since the first arrival.
-
-    The shortest hand-over to the engine counts as instantaneous, which joins the clocks of arrivals and of the rest.
-    """
+class Requests(NamedTuple):
+    """Columns of requests.jsonl in order of arrival; seconds since the first arrival."""
 
     arrival_s: np.ndarray
-    queued_s: np.ndarray
     first_s: np.ndarray
     last_s: np.ndarray
     prompt: np.ndarray
@@ -83,12 +78,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         runs = {run: of[name] for run, of in found.items()}
         draws = np.mean([of.pop("draws") for of in runs.values()], axis=0)
         value, theirs = (float(np.mean([of[key] for of in runs.values()])) for key in ("mape", "llmservingsim_mape"))
-        ci = tuple(np.quantile(draws, [0.025, 0.975])) if len(draws) else None
-        rows[f"fidelity.recorded.{name}_mape"] = {
-            "value": value,
-            "ci": ci,
-            "details": {"llmservingsim_mape": theirs, "runs": runs},
-        }
+        row = {"value": value, "ci": tuple(np.quantile(draws, [0.025, 0.975])) if len(draws) else None}
+        rows[f"fidelity.recorded.{name}_mape"] = row | {"llmservingsim_mape": theirs, "runs": runs}
     return rows
 
 
@@ -156,8 +147,9 @@ def read_requests(folder: Path) -> Requests:
     rows.sort(key=lambda row: row["arrival_time"])
     column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
     arrival = column["arrival_time"] - column["arrival_time"][0]
+    # The shortest hand-over to the engine counts as instantaneous, which joins the clocks of arrivals and of the rest.
     offset = (column["queued_ts"] - arrival).min()
-    clocks = [column[name] - offset for name in ("queued_ts", "first_token_ts", "last_token_ts")]
+    clocks = [column[name] - offset for name in ("first_token_ts", "last_token_ts")]
     return Requests(arrival, *clocks, column["input_toks"], column["output_toks"])
 
 
@@ -187,10 +179,8 @@ def calibrated(shared: Path, quick: bool) -> dict[str, Any]:
             }
             for run, of in found.items()
         }
-        before, after = (
-            float(np.mean([abs(of[s][at]) for of in runs.values() for s in STATISTICS.values() if s in of]))
-            for at in (0, 1)
-        )
+        scores = [of[s][:2] for of in runs.values() for s in STATISTICS.values() if s in of]
+        before, after = np.abs(scores).mean(axis=0).tolist()
         details = {"before": before, "runs": runs, "notes": {run: list(of.notes) for run, of in found.items()}}
         rows[f"fidelity.calibrated.{name}_mape"] = {"value": after, "ci": of_scores(runs), "details": details}
     return rows
