@@ -184,17 +184,22 @@ def timed(case: Case) -> dict[str, Any]:
         case.runs, case.deployment, holdout=[case.held_out], iterations=case.iterations, allow=("warnings",)
     )
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    notes = " ".join(found.notes)
-    counters = "counters" if "counters were fitted" in notes else "nothing"
-    masks = "found" if found.tables.masked_s > 0 else "looked for"
-    return {
-        "requests": found.fitted,
-        "beside_them": counters if case.iterations is None else "a log of steps",
-        "masks": "not looked for" if "dense masks were not looked for" in notes else masks,
-        "simulations": found.simulations,
-        "cpu_s": round(cpu_s, 2),
-        "wall_s": round(wall_s, 2),
-    }
+    about = {"requests": found.fitted, "beside_them": additional(found, case.iterations), "masks": masks(found)}
+    return about | {"simulations": found.simulations, "cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2)}
+
+
+def additional(found: Calibration, iterations: Iterations | None) -> str:
+    """Return the input of a calibration other than requests, by its notes."""
+    if iterations is not None:
+        return "a log of steps"
+    return "counters" if "counters were fitted" in " ".join(found.notes) else "nothing"
+
+
+def masks(found: Calibration) -> str:
+    """Return whether dense masks were looked for, and found."""
+    if "dense masks were not looked for" in " ".join(found.notes):
+        return "not looked for"
+    return "found" if found.tables.masked_s > 0 else "looked for"
 
 
 def planted_case() -> Case:

@@ -59,6 +59,7 @@ class Requests(NamedTuple):
     """Columns of requests.jsonl in order of arrival; seconds since the first arrival."""
 
     arrival_s: np.ndarray
+    queued_s: np.ndarray
     first_s: np.ndarray
     last_s: np.ndarray
     prompt: np.ndarray
@@ -149,7 +150,7 @@ def read_requests(folder: Path) -> Requests:
     arrival = column["arrival_time"] - column["arrival_time"][0]
     # The shortest hand-over to the engine counts as instantaneous, which joins the clocks of arrivals and of the rest.
     offset = (column["queued_ts"] - arrival).min()
-    clocks = [column[name] - offset for name in ("first_token_ts", "last_token_ts")]
+    clocks = [column[name] - offset for name in ("queued_ts", "first_token_ts", "last_token_ts")]
     return Requests(arrival, *clocks, column["input_toks"], column["output_toks"])
 
 

@@ -127,11 +127,7 @@ def _load_key(p: Point) -> tuple[Any, ...]:
 
 
 def _may_speculate(row: dict[str, Any]) -> bool:
-    """Return whether a row may have used multi-token prediction.
-
-    InferenceMAX measures DeepSeek with and without since January 2026. Its database dump was read without such runs;
-    the two CSV exports mix both and have no column for it.
-    """
+    """Return whether a row may have used multi-token prediction: since 2026 two CSV exports of DeepSeek mix both."""
     source = row["silicon_data_source"]
     export = source.startswith(("source_file=2026-03-25.csv", "source_file=2026-04-06.csv"))
     return "DeepSeek" in row["model_path"] and export and "measured=2026" in source
@@ -176,22 +172,12 @@ REASONS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def _point(row: dict[str, Any]) -> Point:
-    source = row["silicon_data_source"]
-    return Point(
-        row["id"],
-        MODELS[row["model_path"]],
-        GPUS[row["system"]],
-        row["backend"],
-        DTYPES[row["gemm_quant_mode"] or ""],
-        "inferencemax" if _is_export(row) or "gap-analysis" in source else "sweep",
-        row["isl"],
-        row["osl"],
-        int(source.split("silicon_concurrency=")[1].split(";")[0]),
-        *_cut(row),
-        measured=source.split("measured=")[1][:10] if "measured=" in source else "",
-        ttft_s=row["silicon_ttft_ms"] / 1e3,
-        tpot_s=row["silicon_tpot_ms"] / 1e3,
-    )
+    text, dtype = row["silicon_data_source"], DTYPES[row["gemm_quant_mode"] or ""]
+    source = "inferencemax" if _is_export(row) or "gap-analysis" in text else "sweep"
+    deployed = (row["id"], MODELS[row["model_path"]], GPUS[row["system"]], row["backend"], dtype, source)
+    load = (row["isl"], row["osl"], int(text.split("silicon_concurrency=")[1].split(";")[0]))
+    measured = text.split("measured=")[1][:10] if "measured=" in text else ""
+    return Point(*deployed, *load, *_cut(row), measured, row["silicon_ttft_ms"] / 1e3, row["silicon_tpot_ms"] / 1e3)
 
 
 @dataclass(frozen=True)
@@ -218,26 +204,17 @@ class Loop:
 def loop_of(point: Point) -> Loop:
     """Return the load of a point: InferenceMAX draws lengths, a sweep has fixed ones."""
     low = SHORTEST if point.inferencemax else 1.0
-    return Loop(
-        clients=max(1, math.ceil(point.concurrency / point.dp)),
-        prompt=(max(1, int(low * point.isl)), point.isl),
-        output=(max(1, int(low * point.osl)), point.osl),
-        budget=max(8192, point.isl + point.osl if point.backend == "trtllm" else 0),
-        mixed=point.backend != "sglang",
-        wait_steps=_wait_steps(point) if point.inferencemax else 0.0,
-    )
+    clients, wait_steps = math.ceil(point.concurrency / point.dp), _wait_steps(point) if point.inferencemax else 0.0
+    prompt, output = ((max(1, int(low * tokens)), tokens) for tokens in (point.isl, point.osl))
+    budget = max(8192, point.isl + point.osl if point.backend == "trtllm" else 0)
+    return Loop(max(1, clients), prompt, output, budget, point.backend != "sglang", wait_steps)
 
 
 def _wait_steps(point: Point) -> float:
-    """Return the steps for which a new request waits by the engine's settings, on average.
-
-    SGLang is set to look for requests every 10 (below 16 clients) or 30 steps on B200. TensorRT-LLM is set to gather
-    prompts for up to 20 steps with 1,024 tokens in and out on fewer than 8 GPUs (Llama), 40 (DeepSeek FP8, 64 to 255
-    clients).
-    """
-    if point.backend == "sglang" and point.gpu == "B200":
+    """Return the steps for which a new request waits by the engine's settings, on average."""
+    if point.backend == "sglang" and point.gpu == "B200":  # looks for requests every so many steps
         return (10 if point.concurrency < 16 else 30) / 2
-    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):
+    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):  # gathers prompts for so many steps
         if point.model.startswith("llama"):
             return 20.0 if point.tp < 8 else 0.0
         return 40.0 if point.dtype == "fp8" and 64 <= point.concurrency < 256 else 0.0
@@ -340,10 +317,9 @@ class RankOperators(Operators):
 
         prompts = table(self.prefill, chunk[:, None], context[None, :])
         prompts[1:] += host.launch_s
+        works = {"layer_s": self.layer, "comm_s": self.all_reduces, "first_s": self.first}
         return CostTables(
-            layer_s=table(self.layer, tokens),
-            comm_s=table(self.all_reduces, tokens),
-            first_s=table(self.first, tokens),
+            **{name: table(work, tokens) for name, work in works.items()},
             send_s=np.zeros(len(tokens)),
             head_s=table(self.head, batch),
             host_s=host.seconds(batch),
@@ -360,8 +336,7 @@ def seconds(works: list[Work]) -> Any:
 def simulated(point: Point, ops: RankOperators, host: Host) -> tuple[float, float]:
     """Return (mean TTFT, mean TPOT) in seconds of the closed loop on the rank's tables; waits by settings are added.
 
-    Raises:
-        ValueError: The weights leave no room for two of the longest requests.
+    Raises ValueError: the weights leave no room for two of the longest requests.
     """
     loop = loop_of(point)
     limits = _limits(point, loop.clients, loop.longest, loop.budget)
@@ -560,9 +535,8 @@ def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
 def fronts(points: Sequence[Point], theta: Floats) -> tuple[Floats, Floats]:
     """Return ([n] seconds that the host adds before a first token, [n, factors] their slopes).
 
-    Models with experts wait longer, mostly where many requests are sent at once. A serial front would explain that,
-    but it would bind far below what these deployments serve: they do not determine ``queue``, and their wait is a
-    delay.
+    Models with experts wait longer, but a serial front would bind far below what they serve: their wait is a delay,
+    and they do not determine ``queue``.
     """
     of = dict(zip(NAMES, np.exp(theta), strict=True))
     experts = np.array([not point.model.startswith("llama") for point in points], dtype=float)

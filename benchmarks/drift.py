@@ -69,7 +69,6 @@ def recorded(folder: Path, shuffles: int) -> Rows:
     """Yield alarms on recorded requests in their own order, by the share that is tested, and in random orders."""
 
     def alarms(rows: np.ndarray, every: int, seed: int = 0) -> int:
-        """Watch all requests after the first ones, which the plan is made from."""
         task = TaskLengths.from_samples(*rows[:planned].T)
         watcher = Watcher(task, planned, Monitor(RATE, every=every, seed=seed))
         pairs = enumerate(rows[planned:].tolist())
@@ -80,7 +79,7 @@ def recorded(folder: Path, shuffles: int) -> Rows:
             yield {"name": "recorded", "trace": name, "absent": str(folder / file)}
             continue
         trace = read_trace(folder / file, sort=True)
-        planned = min(2000, len(trace) // 4)
+        planned = min(2000, len(trace) // 4)  # requests that the plan is made from
         rows = np.stack([trace.prompt_tokens, trace.output_tokens], axis=1)[: planned + WATCHED]
         about = {"trace": name, "watched": len(rows) - planned}
         for every in EVERY:

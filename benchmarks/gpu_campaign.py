@@ -204,9 +204,7 @@ def main() -> int:
     if args.budget <= 0:
         parser.error(f"--budget must be above 0 s; got {args.budget:g}")
     clock = Clock(args.budget)
-    timer = threading.Timer(args.budget + GRACE_S, lambda: os._exit(4))  # in any state; the engine ends soon after it
-    timer.daemon = True
-    timer.start()
+    end_at(args.budget + GRACE_S)
     try:
         plan = chosen(args)
     except UnfitError as error:
@@ -235,6 +233,13 @@ def campaign(out: Path, device: str, plan: Plan, python: str, clock: Clock) -> i
     if rows:
         circle.write(rows)
     return 0 if rows else 1
+
+
+def end_at(seconds: float) -> None:
+    """End this process after some seconds in any state; its engine ends soon after it."""
+    timer = threading.Timer(seconds, lambda: os._exit(4))
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":
