@@ -352,7 +352,7 @@ INSTANCES, GPUS = 12, 2
 SMALL = (0, 6, 7)  # of the nine: one of 13B, one of 7B, one of 6B
 
 
-def optima(_: Path, quick: bool) -> dict[str, Any]:
+def exact(_: Path, quick: bool) -> dict[str, Any]:
     """Return distances of plans to the best staged plan of small instances, and to the best without preemption."""
     warm_up()
     models, lengths, each = tuple(NINE[i] for i in SMALL), tuple(NINE_OUTPUTS[i] for i in SMALL), []
@@ -437,7 +437,7 @@ def _measured(tasks: int, *, instant: bool) -> dict[str, Any]:
     )
 
 
-def overhead(_: Path, quick: bool) -> dict[str, Any]:
+def runner(_: Path, quick: bool) -> dict[str, Any]:
     runs = [_measured(10_000, instant=True) for _ in range(1 if quick else 3)]
     return {"apps.runner_overhead_ms": summary([1000 * one["run_s"] / one["tasks"] for one in runs])}
 

@@ -304,17 +304,11 @@ def machine_of(gpu: GpuSpec, dtype: str) -> dict[str, Any]:
 
 def facts_of(deployment: Deployment) -> dict[str, Any]:
     """Return the facts of the measured deployment for records, as ``lengthwise bench`` with a scenario records them."""
-    parallel, limits = deployment.parallel, deployment.limits
-    return {
-        "model": deployment.model.name,
-        "model_shape": shape_facts(deployment.model),
-        "gpu": deployment.gpu.name,
-        "gpus": parallel.tp * parallel.pp * parallel.replicas,
-        **{name: getattr(parallel, name) for name in ("tp", "pp", "replicas")},
-        **{name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")},
-        "max_model_len": deployment.max_model_len,
-        "weight_dtype": limits.weight_dtype or deployment.model.dtype,
-    }
+    model, parallel, limits = deployment.model, deployment.parallel, deployment.limits
+    facts = {"model": model.name, "model_shape": shape_facts(model), "gpu": deployment.gpu.name}
+    facts |= {name: getattr(parallel, name) for name in ("gpus", "tp", "pp", "replicas")}
+    facts |= {name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return facts | {"max_model_len": deployment.max_model_len, "weight_dtype": limits.weight_dtype or model.dtype}
 
 
 COUNTED = tuple(name for name in METRICS if name != "normalized_latency_p50")
@@ -383,17 +377,11 @@ def calibration_row(
     found: Calibration, duration_s: float, learnt: Sequence[Run], runs: Sequence[Run], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the row of the calibration: its duration, parameters and scores, and the warnings of runs."""
-    details = {
-        "learnt_of": [run.name for run in learnt],
-        "requests": sum(len(run.measured.workload) for run in learnt),
-        "client_s": found.client_s,
-        "parameters": [asdict(p) for p in found.parameters],
-        "scores": [asdict(s) for s in found.scores],
-        "notes": list(found.notes),
-        "warnings": {run.name: list(run.measured.warnings) for run in runs if run.measured.warnings},
-        **about,
-    }
-    return {"value": round(duration_s, 2), "unit": "s", "details": details}
+    details = {"learnt_of": [run.name for run in learnt], "client_s": found.client_s, "notes": list(found.notes)}
+    details["requests"] = sum(len(run.measured.workload) for run in learnt)
+    details |= {name: list(map(asdict, getattr(found, name))) for name in ("parameters", "scores")}
+    details["warnings"] = {run.name: list(run.measured.warnings) for run in runs if run.measured.warnings}
+    return {"value": round(duration_s, 2), "unit": "s", "details": {**details, **about}}
 
 
 Intervals = Mapping[str, Mapping[str, Interval]]

@@ -16,7 +16,7 @@ from _texts import lines
 from lengthwise import catalog, schedule
 from lengthwise.catalog import weight_bytes
 from lengthwise.config.workload import read_trace
-from lengthwise.schedule import Assumptions, Controls, Estimator, Strategy, TaskLengths, drift
+from lengthwise.schedule import Assumptions, Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schedule.baselines import SYSTEMS, curve
 from lengthwise.schedule.length_drift import MARGINS, MOVES, moments, moved
 from lengthwise.schedule.search_space import row_of
@@ -216,7 +216,7 @@ TABLE6 = (  # bound, strategy, B_E, N_D, degree, latency, requests per second; t
 )
 
 
-def table6(_: Path, quick: bool) -> dict[str, Any]:
+def choices(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per bound: the choice, and the best of the schedules that the paper's may mean."""
     of = estimator(OPT, "s")
     plan = planner(of)
@@ -331,7 +331,7 @@ def _read(path: Path) -> Lengths:
 
 
 # Figure 11: task T's outputs drift, OPT-13B's schedule stays
-def drifts(_: Path, quick: bool) -> dict[str, Any]:
+def drift(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per strategy: every drift with the fixed and the new schedule, and the margins of both SLAs."""
     of = estimator(OPT, "t")
     bounds = list(zip(BOUNDS, FasterTransformer(of).bounds_s(), strict=True))[1:]
@@ -341,7 +341,7 @@ def drifts(_: Path, quick: bool) -> dict[str, Any]:
         bound, bound_s, choice = next((*one, found) for one in bounds if (found := chosen(plan, one[1])))
         before, moves = choice.row, []
         tighter = lru_cache(maxsize=len(MARGINS))(lambda margin, p=plan, b=bound_s: chosen(p, b * (1 - margin)))
-        for row in drift(plan, choice, MOVES[:2] if quick else MOVES):
+        for row in schedule.drift(plan, choice, MOVES[:2] if quick else MOVES):
             rates = {"fixed_schedule_rps": row.retained, "replanned_rps": row.replanned}
             moves.append(
                 {"changed": row.changed, "change": row.change, "margin": row.margin}
@@ -404,13 +404,13 @@ def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
     curves = {name: curve(of, name, requests=150 if quick else 800, seed=11) for name in SYSTEMS}
     cut, cells = (ft.static.tp, ft.static.gpus // ft.static.tp), []
     for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=True):
-        choices = {replicas: choice for replicas, plan in plans.items() if (choice := chosen(plan, bound_s))}
-        replicas = max(choices, key=lambda n: n * choices[n].row.throughput_rps, default=None)
-        best = replicas and summary_of(choices[replicas].row)
+        some = {replicas: choice for replicas, plan in plans.items() if (choice := chosen(plan, bound_s))}
+        replicas = max(some, key=lambda n: n * some[n].row.throughput_rps, default=None)
+        best = replicas and summary_of(some[replicas].row)
         cells.append({
             "bound": bound,
             "bound_s": bound_s,
-            "exegpt": summary_of(choices[1].row) if 1 in choices else None,
+            "exegpt": summary_of(some[1].row) if 1 in some else None,
             "exegpt_in_replicas": best and best | {"rps": replicas * best["rps"], "replicas": replicas},
             "systems": {name: _best_of(found, bound_s) for name, found in curves.items()},
             "as_cut_for_ft": {name: _best_of(found, bound_s, cut) for name, found in curves.items()},

@@ -42,10 +42,8 @@ def search(_: Path, quick: bool) -> dict[str, Any]:
             points, evaluated = (sum(getattr(one, key) for one in plan.spaces) for key in ("size", "evaluated"))
             choices.append(about | {"points": points, "points_share": evaluated / points})
     slowest, largest = (max(choice[name] for choice in choices) for name in ("search_s", "points_share"))
-    return {
-        "exegpt.search_s_max": {"value": slowest, "choices": choices, "machine": machine()},
-        "exegpt.points_share_max": largest,
-    }
+    searches = {"value": slowest, "choices": choices, "machine": machine()}
+    return {"exegpt.search_s_max": searches, "exegpt.points_share_max": largest}
 
 
 # Regret: choices against every schedule there is, at many bounds
@@ -89,14 +87,9 @@ def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, A
         assert own_rps <= best_rps * (1 + 1e-9), "no schedule is better than the best of all"
         regrets.append(max(1 - own_rps / best_rps, 0.0))
         won.append(choice and choice.row.strategy)
-    return {
-        "strategies": [strategy.value for strategy in strategies],
-        "points": sum(space.size for space in spaces),
-        "exhaustive_minutes": minutes,
-        "bounds": len(regrets),
-        "regret_max": max(regrets),
-        "chosen": {strategy.value: won.count(strategy.value) for strategy in strategies},
-    }
+    counts = {strategy.value: won.count(strategy.value) for strategy in strategies}
+    about = {"strategies": list(counts), "points": sum(space.size for space in spaces), "exhaustive_minutes": minutes}
+    return about | {"bounds": len(regrets), "regret_max": max(regrets), "chosen": counts}
 
 
 # Bayesian search, and random instances
@@ -140,15 +133,16 @@ def _bayesian_regret(seeds: int) -> dict[str, Any]:
 def _random_instances(count: int) -> dict[str, Any]:
     """Return the largest regret of random grids, half of them exactly monotone, over the gap that is promised."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "schedule"))
-    from schedule_grids import SHAPES, Grid, monotone, shaken
+    import schedule_grids as grids
 
     worst = 0.0
     for seed in range(count):
         rng = np.random.default_rng(seed)
-        shape = SHAPES[seed % len(SHAPES)]
+        shape = grids.SHAPES[seed % len(grids.SHAPES)]
         kinds = rng.choice(["smooth", "steps", "flat"], 2, p=[0.5, 0.4, 0.1])
         shares = rng.uniform(0, 0.1, 2) * (seed % 2)
-        grid = Grid(*(shaken(rng, monotone(rng, shape, str(kind)), by) for kind, by in zip(kinds, shares, strict=True)))
+        smooth = (grids.monotone(rng, shape, str(kind)) for kind in kinds)
+        grid = grids.Grid(*(grids.shaken(rng, values, by) for values, by in zip(smooth, shares, strict=True)))
         bound_s = float(np.quantile(grid.latency_s, rng.random()))
         tolerances = schedule.Tolerances(float(shares[1]), float(shares[0]))
         found = branch_and_bound(grid.perf, grid.variables, bound_s, tolerances)
@@ -178,7 +172,7 @@ PAPER = {  # (task, tolerance): by strategy and variable, percent by latency and
 }
 
 
-def monotonicity(_: Path, quick: bool) -> dict[str, Any]:
+def monotone(_: Path, quick: bool) -> dict[str, Any]:
     """Return the share at 5 % over Table 5's variables, the larger of latency's and throughput's, and the table."""
     rows = [row for task in ("s", "t") for row in _monotonicity_of(ex.OPT if quick else ex.GPT39, task)]
 
@@ -301,7 +295,7 @@ AT_RANDOM += ((ex.T5, "s"), (ex.GPT39, "s"), (ex.GPT39, "t"), (ex.GPT101, "c1"))
 PER_STRATEGY, REQUESTS = 12, 60_000
 
 
-def errors(_: Path, quick: bool) -> dict[str, Any]:
+def engine(_: Path, quick: bool) -> dict[str, Any]:
     """Return P95 over the relative errors of throughput and latency of random schedules, which are resampled."""
     found = []
     for seed, strategies in ((7, (Strategy.RRA,)), (8, ex.WAA)):

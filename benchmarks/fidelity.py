@@ -14,19 +14,14 @@ MODULES = {
     "live": "_live",
     "recorded": "_recorded",
     "calibrated": "_recorded:calibrated",
-    "coverage": "_planted:coverage",
-    "counters": "_planted:counters",
-    "times": "_planted:times",
+    **{section: f"_planted:{section}" for section in ("coverage", "counters", "times", "profiles")},
     "silicon": "_silicon",
     "brackets": "_brackets",
-    "profiles": "_planted:profiles",
     "gpu": "gpu_campaign",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
-    "fidelity.live.jct_p50_error": (0.10, "lower", "relative"),
-    "fidelity.live.jct_p95_error": (0.10, "lower", "relative"),
-    "fidelity.live.ttft_p50_error": (0.10, "lower", "relative"),
+    **{f"fidelity.live.{name}_error": (0.10, "lower", "relative") for name in ("jct_p50", "jct_p95", "ttft_p50")},
     "fidelity.live.tpot_p50_error": (0.05, "lower", "relative"),
     "fidelity.recorded.ttft_mape": (0.0199, "lower", "relative"),  # LLMServingSim's own errors on these runs
     "fidelity.recorded.tpot_mape": (0.00637, "lower", "relative"),
