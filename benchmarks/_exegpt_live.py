@@ -233,8 +233,7 @@ def _of_phases(
 
     def exact(phase: dict[str, Any], following: dict[str, Any]) -> bool:
         """Check B_E and N_D; a phase may be shorter if no request is left, so that the next has new ones alone."""
-        none_left = following["decode_batch"] <= following["admitted"]
-        shorter = phase["decode_steps"] < steps and none_left
+        shorter = phase["decode_steps"] < steps and following["decode_batch"] <= following["admitted"]
         return phase["admitted"] == batch and (phase["decode_steps"] == steps or shorter)
 
     found = {
@@ -298,10 +297,8 @@ def _simulated(d: Deployment, tables: CostTables, one: Expected, n: int) -> dict
     window = np.unique(r.scheduled_s)[one.ramp : -1]
     inside = (r.scheduled_s >= window[0]) & (r.scheduled_s < window[-1])
     long = inside & (made.output_tokens == LONGEST) & (r.scheduled_s < window[-one.ramp])
-    return {
-        "throughput_rps": float(inside.sum() / (window[-1] - window[0])),
-        "latency_s": float((r.finished_s - r.scheduled_s)[long].mean()),
-    }
+    rps, latency_s = inside.sum() / (window[-1] - window[0]), (r.finished_s - r.scheduled_s)[long].mean()
+    return {"throughput_rps": float(rps), "latency_s": float(latency_s)}
 
 
 def _rows(

@@ -1,10 +1,9 @@
 """Fidelity: predictions against measurements, for every ground truth that this machine allows.
 
-``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read
-recorded runs from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared); ``coverage`` and
-``counters`` calibrate to planted runs; ``times`` measures the time of calibrations, ``profiles`` this machine's
-operators; ``gpu`` runs the campaign of gpu_campaign.py. --save archives campaigns that newer ones replace in
-results/fidelity-earlier.json; --take ROWS.JSON takes one that was measured apart (_live.py --out).
+``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read the
+folder ``shared``; ``coverage`` and ``counters`` calibrate to planted runs; ``times`` measures calibrations,
+``profiles`` this machine's operators; ``gpu`` runs gpu_campaign.py. --save archives campaigns that newer ones replace
+in results/fidelity-earlier.json; --take ROWS.JSON takes one that was measured apart (_live.py --out).
 """
 
 from _harness import making

@@ -4,14 +4,9 @@
     python benchmarks/gpu_campaign.py --device cpu --tiny              the same code without a GPU, two minutes
 
 It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
-in another: --engine-python), lengthwise installed or this checkout, and no network. A GPU image that lacks polars and
-platformdirs gets wheels that were fetched elsewhere for its Python:
-
-    pip download --only-binary=:all: --dest wheels polars platformdirs
-    pip install --no-index --find-links wheels polars platformdirs          (or --target FOLDER, on PYTHONPATH)
-
-The engine is transformers' continuous batching. Every file is written as soon as possible; repeats that the budget has
-no time for are left out. A GPU with less memory gets a Llama of one billion.
+in another: --engine-python), lengthwise installed or this checkout, and no network. The engine is transformers'
+continuous batching. Every file is written as soon as possible; repeats that the budget has no time for are left out. A
+GPU with less memory gets a Llama of one billion.
 """
 
 import argparse
@@ -105,15 +100,11 @@ class Clock:
     budget_s: float
     start_s: float = field(default_factory=time.monotonic)
 
-    @property
-    def end_s(self) -> float:
-        return min(60.0, 0.2 * self.budget_s)
-
     def left_s(self) -> float:
         return max(0.0, self.budget_s - (time.monotonic() - self.start_s))
 
     def to_measure_s(self) -> float:
-        return max(0.0, self.left_s() - self.end_s)
+        return max(0.0, self.left_s() - min(60.0, 0.2 * self.budget_s))
 
 
 def fitting(plans: Sequence[Plan], free_bytes: float) -> Plan | None:

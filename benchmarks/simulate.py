@@ -1,8 +1,7 @@
 """How fast the engine simulates, how time and memory grow, and what changing places costs (``rerank``, for lengths.py).
 
 The workload is Chat-1M on Llama-2-70B, TP 4 on A100s, a unified budget of 512 tokens, at about 85 % of the load at
-which the queue grows without end. Compilation does not count (cold.compile_s is in start.py). Figures are per CPU
-second of one thread.
+which the queue grows without end. Figures are per CPU second of one thread, without compilation.
 """
 
 import math
@@ -109,12 +108,9 @@ def rerank(_shared: Path, quick: bool) -> dict[str, Any]:
             _, preemptions = _timed(workload, other)
             pairs = [(_timed(workload, fcfs)[0], _timed(workload, other)[0]) for _ in range(2 if quick else 3)]
             ratios = [fcfs_s / other_s for fcfs_s, other_s in pairs]
-            found[f"{name}, {load}"] = {
-                "relative_speed": statistics.median(ratios),
-                "range": [min(ratios), max(ratios)],
-                "requests_per_s": len(workload) / statistics.median(other_s for _, other_s in pairs),
-                "preemptions": preemptions,
-            }
+            about = {"requests_per_s": len(workload) / statistics.median(other_s for _, other_s in pairs)}
+            about |= {"range": [min(ratios), max(ratios)], "preemptions": preemptions}
+            found[f"{name}, {load}"] = about | {"relative_speed": statistics.median(ratios)}
     rows = {}
     for row, overload in (("lengths.rerank_relative_speed", False), ("lengths.rerank_overload_relative_speed", True)):
         some = {name: of for name, of in found.items() if name.endswith("overload") == overload}
