@@ -80,8 +80,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
     said_s = [batch.latency_s(host(batch.engine, batch.gpu)) for batch in batches]
     found = list(zip(batches, [batch.measured_s for batch in batches], said_s, strict=True))
-    out = _by_vendor("latency", found, {"left_out": left})
-    out |= _by_vendor("throughput", [(b, 1 / measured_s, 1 / s) for b, measured_s, s in found], {"left_out": left})
+    out = _by_vendor("latency", found, {"left_out": dict(left)})
+    out |= _by_vendor("throughput", [(b, 1 / measured_s, 1 / s) for b, measured_s, s in found], {"left_out": dict(left)})
     left, ttft, itl = Counter(), [], []
     for row in first_rows(shared):
         if reason := _reason(row):
@@ -94,7 +94,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         ttft.append((both[0], first_s, one_s))
         if row["end"] and row["end"] > first_s:
             itl.append((both[0], (row["end"] - first_s) / (length - 1), (all_s - one_s) / (length - 1)))
-    return out | _by_vendor("ttft", ttft, {"left_out": left}) | _by_vendor("itl", itl, {"left_out": left})
+    return out | _by_vendor("ttft", ttft, {"left_out": dict(left)}) | _by_vendor("itl", itl, {"left_out": dict(left)})
 
 
 def _reason(row: Mapping[str, Any]) -> str:
