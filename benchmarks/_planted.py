@@ -78,19 +78,11 @@ def coverage_row(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[st
         low, high = exact_interval(sum(of), len(of))
         return {"n": len(of), "satisfied": sum(of), "low": round(low, 3), "high": round(high, 3)}
 
-    return {
-        "value": float(np.mean(known)),
-        "ci": exact_interval(sum(known), len(known)),
-        "details": {
-            "n": len(known),
-            "of_runs": len(runs),
-            "satisfied": sum(known),
-            "by_parameter": {name: share(of) for name, of in hits.items()},
-            "missing": {"n": len(others), "satisfied": sum(others)},
-            "runs": {run: {name: of[1] for name, of in found.items() if of[0]} for run, found in runs.items()},
-            "planted": PLANTED,
-        },
-    }
+    details: dict[str, Any] = {"n": len(known), "of_runs": len(runs), "satisfied": sum(known), "planted": PLANTED}
+    details["missing"] = {"n": len(others), "satisfied": sum(others)}
+    details["by_parameter"] = {name: share(of) for name, of in hits.items()}
+    details["runs"] = {run: {name: of[1] for name, of in found.items() if of[0]} for run, found in runs.items()}
+    return {"value": float(np.mean(known)), "ci": exact_interval(sum(known), len(known)), "details": details}
 
 
 # Counters: planted runs whose server counts its steps as vLLM does
@@ -133,13 +125,10 @@ def counters_row(name: str, runs: Sequence[Mapping[str, Mapping[str, Report]]], 
     for kind in KINDS:
         some = [run[kind][name] for run in runs]
         mean = mean_estimate([abs(off) for off, _, _ in some])
-        kinds[kind] = {
-            "error": round(mean.value, 4),
-            "low": round(max(0.0, mean.low), 4),
-            "high": round(mean.high, 4),
-            "width": round(float(np.mean([high - low for _, low, high in some])), 3),
-            "satisfied": sum(low <= 0 <= high for _, low, high in some),
-        }
+        ends = {"error": mean.value, "low": max(0.0, mean.low), "high": mean.high}
+        kinds[kind] = {key: round(value, 4) for key, value in ends.items()}
+        kinds[kind]["width"] = round(float(np.mean([high - low for _, low, high in some])), 3)
+        kinds[kind]["satisfied"] = sum(low <= 0 <= high for _, low, high in some)
     of = kinds["counters"]
     details = {"of_runs": len(runs), "planted": planted, "kinds": kinds}
     return {"value": of["error"], "ci": [of["low"], of["high"]], "details": details}

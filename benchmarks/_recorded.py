@@ -104,12 +104,8 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
         weights = draw_blocks(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
         ours, real = (resample(sample_of(side), weights, np.array(QUANTILES) / 100) for side in (own, measured))
         mapes = np.abs(ours / real - 1).mean(axis=1).tolist()
-    return {
-        "mape": float(np.abs(errors).mean()),
-        "errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)),
-        "llmservingsim_mape": float(np.abs(other).mean()),
-        "draws": mapes,
-    }
+    found = {"mape": float(np.abs(errors).mean()), "llmservingsim_mape": float(np.abs(other).mean())}
+    return found | {"errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)), "draws": mapes}
 
 
 def statistics(seconds: np.ndarray) -> np.ndarray:
@@ -172,14 +168,10 @@ def calibrated(shared: Path, quick: bool) -> dict[str, Any]:
     found = {run.name: calibration(shared, run) for run in (RUNS[:1] if quick else RUNS)}
     rows: dict[str, Any] = {}
     for name, metric in LATENCIES.items():
-        runs = {
-            run: {
-                s.statistic: [round(x, 4) for x in (s.before, s.after, s.low, s.high)]
-                for s in of.scores
-                if s.metric == metric
-            }
-            for run, of in found.items()
-        }
+        runs: dict[str, dict[str, list[float]]] = {}
+        for run, of in found.items():
+            scores = [score for score in of.scores if score.metric == metric]
+            runs[run] = {s.statistic: [round(x, 4) for x in (s.before, s.after, s.low, s.high)] for s in scores}
         scores = [of[s][:2] for of in runs.values() for s in STATISTICS.values() if s in of]
         before, after = np.abs(scores).mean(axis=0).tolist()
         details = {"before": before, "runs": runs, "notes": {run: list(of.notes) for run, of in found.items()}}

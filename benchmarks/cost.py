@@ -17,14 +17,9 @@ from lengthwise.cost import _lookup
 from lengthwise.engine.step_time import CostReader
 from lengthwise.schema.deployment import Parallelism
 
-ROOFLINE = (
-    catalog.model("llama-2-70b"),
-    catalog.gpu("A100-80GB"),
-    catalog.node("a100_pairwise_nvlink"),
-    Parallelism(tp=4),
-    EngineLimits(max_num_seqs=256, max_num_batched_tokens=512),
-    4096,
-)
+MODEL, GPU, NODE = catalog.model("llama-2-70b"), catalog.gpu("A100-80GB"), catalog.node("a100_pairwise_nvlink")
+LIMITS = EngineLimits(max_num_seqs=256, max_num_batched_tokens=512)
+ROOFLINE = (MODEL, GPU, NODE, Parallelism(tp=4), LIMITS, 4096)
 
 
 def step_times(tables, decodes, kv_tokens, chunks, contexts, out):

@@ -54,11 +54,8 @@ def trained(text: Path) -> tuple[Lexical, dict]:
 
 
 def figures(found: Evaluation) -> dict[str, list[float]]:
-    return {
-        name: [float(f"{found.scores[name].value:.4g}"), float(f"{found.scores[name].half_width:.2g}")]
-        for name in SCORES
-        if np.isfinite(found.scores[name].value)
-    }
+    scores = {name: found.scores[name] for name in SCORES if np.isfinite(found.scores[name].value)}
+    return {name: [float(f"{one.value:.4g}"), float(f"{one.half_width:.2g}")] for name, one in scores.items()}
 
 
 def main() -> None:
