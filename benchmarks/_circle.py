@@ -5,6 +5,7 @@ import itertools
 import math
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
@@ -253,13 +254,9 @@ def _device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: 
 def this_thread() -> GpuSpec:
     """Return one thread of this processor as a device: peaks that NumPy reaches."""
     code = (
-        "import json, time, numpy as np\n"
+        "import json, timeit, numpy as np\n"
         "a = np.ones((1024, 1024), np.float32); b = np.ones(2**26, np.float32); c = np.empty_like(b)\n"
-        "def best(f):\n"
-        "    out = []\n"
-        "    for _ in range(7):\n"
-        "        s = time.perf_counter(); f(); out.append(time.perf_counter() - s)\n"
-        "    return min(out)\n"
+        "best = lambda f: min(timeit.repeat(f, number=1, repeat=7))\n"
         "print(json.dumps([2 * 1024**3 / best(lambda: a @ a), 2 * b.nbytes / best(lambda: np.copyto(c, b))]))"
     )
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -282,13 +279,7 @@ def device_of(device: str, dtype: str) -> GpuSpec:
     c = torch.empty_like(b)
 
     def best_s(work: Callable[[], Any]) -> float:
-        seconds = []
-        for _ in range(7):
-            start = time.perf_counter()
-            work()
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
+        return min(timeit.repeat(lambda: (work(), torch.cuda.synchronize()), number=1, repeat=7))
 
     memory_bytes = torch.cuda.get_device_properties(0).total_memory
     flops, bandwidth = {dtype: 2 * 8192**3 / best_s(lambda: a @ a)}, 2 * b.nbytes / best_s(lambda: c.copy_(b))

@@ -172,13 +172,10 @@ def over_cells(of: Tables, policy_name: str, predictor: str) -> dict[str, float]
     def mean(metric: str, some: list[Any]) -> float:
         return float(f"{np.mean([c[metric].value for c in some]):.4g}")
 
-    return {
-        "gap_closed": mean("gap_closed", known),
-        "p99_over_fcfs": mean("jct.p99/fcfs", cells),
-        "p99_over_oracle": mean("jct.p99/oracle", cells),
-        "preemptions": mean("preemptions_per_request", cells),
-        **{f"gap_closed_{load:g}x": mean("gap_closed", [c for c in known if c.load == load]) for load in LOADS},
-    }
+    tails = {"p99_over_fcfs": mean("jct.p99/fcfs", cells), "p99_over_oracle": mean("jct.p99/oracle", cells)}
+    by_load = {f"gap_closed_{load:g}x": mean("gap_closed", [c for c in known if c.load == load]) for load in LOADS}
+    preemptions = mean("preemptions_per_request", cells)
+    return {"gap_closed": mean("gap_closed", known), **tails, "preemptions": preemptions, **by_load}
 
 
 def frontier(of: Tables, predictor: str) -> list[dict[str, Any]]:

@@ -287,12 +287,10 @@ def _measured(name: str, process: Process, backend: Process, counts: tuple[int, 
     single, many, streams, paced, memory = (max(BLOCKS, int(LIGHT.get(name, 1.0) * n)) for n in counts)
     _check(process, backend)
     closed_loop(process, chat(), max(BLOCKS, many // 10), 4)  # warms up
-    rows = _added_latency(process, backend, max(1, single // BLOCKS))
-    before = process.cpu_s()
+    rows, before = _added_latency(process, backend, max(1, single // BLOCKS)), process.cpu_s()
     times = closed_loop(process, chat(), many, CONNECTIONS)
-    cpu_us = (process.cpu_s() - before) / many * 1e6
+    rows["cpu_us_per_request"] = {"value": (process.cpu_s() - before) / many * 1e6, "unit": "us"}
     rows["rps"] = {"value": many / times.wall_s, "unit": "requests/s"}
-    rows["cpu_us_per_request"] = {"value": cpu_us, "unit": "us"}
     for figure, count, connections, gap_ms in (
         ("cpu_us_per_token_back_to_back", streams, CONNECTIONS, 0),
         ("cpu_us_per_token", paced, PACED_CONNECTIONS, GAP_MS),  # paced, far from saturation
@@ -348,8 +346,7 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
     from lengthwise.gateway.request import LengthPrediction, Request
     from lengthwise.gateway.scheduling import WorkerState
 
-    rng = np.random.default_rng(0)
-    order = Order(mode="isrtf", rank="hrrn", max_wait_s=3600.0)  # a rank whose keys change with time
+    rng, order = np.random.default_rng(0), Order(mode="isrtf", rank="hrrn", max_wait_s=3600.0)  # keys change with time
     scheduler = Scheduler(order, Admission(), Dispatch())
     scheduler.workers(0.0, [WorkerState("w", ("toy",), in_flight=1)])
     for i in range(WAITING + 1):

@@ -66,14 +66,8 @@ def machine() -> dict[str, Any]:
         cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         cpu = platform.processor()
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load_1m": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "numba": numba.__version__,
-        "numpy": np.__version__,
-    }
+    versions = {"python": platform.python_version(), "numba": numba.__version__, "numpy": np.__version__}
+    return {"cpu": cpu, "cores": os.cpu_count(), "load_1m": os.getloadavg()[0]} | versions
 
 
 def show(rows: Sequence[Row], *, as_json: bool) -> None:

@@ -114,8 +114,7 @@ class Sections:
             options.error(f"--only must name sections of {', '.join(self.modules)}; got {args.only}")
         rows, made = [], self.made()
         for name in chosen:
-            start = time.perf_counter()
-            found = []
+            start, found = time.perf_counter(), []
             for row in self.rows(name, args.shared, quick=args.quick):
                 if "skipped" in row.details:
                     print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)

@@ -22,15 +22,9 @@ from lengthwise.schema.records import Measured
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent / ".engines" / "vllm" / "bin" / "python"
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    # One thread that sleeps when it waits: two on a shared machine cost ten times the time.
-    "OMP_NUM_THREADS": "1",
-    "KMP_BLOCKTIME": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
+QUIET = dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK"), "1")
+QUIET |= {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""One thread that sleeps when it waits: two on a shared machine cost ten times the time."""
 
 
 def require() -> str:

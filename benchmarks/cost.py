@@ -5,8 +5,8 @@ Vidur's profile of Llama-2-70B is read from the folder of recorded data.
 
 import sys
 import tempfile
+import timeit
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 from _harness import Row, cpu_seconds, fresh_process, machine, parser, show, summary
@@ -64,14 +64,6 @@ def build(name: str, seconds: list[float], target: float, **details: object) -> 
     return Row(f"cost.{name}_s", unit="s", target=target, better="lower", details=details, **summary(seconds))
 
 
-def roofline_build(repeats: int) -> Row:
-    times_s = [perf_counter()]
-    for _ in range(repeats):
-        assert np.isfinite(cost.roofline(*ROOFLINE).decode_s).all()
-        times_s.append(perf_counter())
-    return build("roofline_build", np.diff(times_s).tolist(), 0.3)
-
-
 BUILD = """
 import json, time
 import polars
@@ -106,7 +98,9 @@ def vidur_build(folder: Path, estimator: str, suffix: str, repeats: int) -> list
 def main() -> None:
     args = parser(__doc__).parse_args()
     repeats = 2 if args.quick else 5
-    rows = [lookups(1_000_000 if args.quick else 5_000_000, repeats), roofline_build(repeats)]
+    assert np.isfinite(cost.roofline(*ROOFLINE).decode_s).all()
+    roofline_s = timeit.repeat(lambda: cost.roofline(*ROOFLINE), number=1, repeat=repeats)
+    rows = [lookups(1_000_000 if args.quick else 5_000_000, repeats), build("roofline_build", roofline_s, 0.3)]
     if (folder := SHARED / "data/profiles/vidur").is_dir():
         rows += vidur_build(folder, "monotone", "", repeats)
         rows += vidur_build(folder, "random_forest", "_forest", 1 if args.quick else 2)

@@ -180,17 +180,12 @@ class Engine:
 
 
 def metadata(given, engine):
-    cuda = given.device != "cpu"
     names = ("dtype", "batch_tokens", "seqs", "blocks", "block_size")
-    found = {
-        "engine": f"transformers {transformers.__version__} continuous batching",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "attention": engine.attention,
-        "threads": torch.get_num_threads(),
-    }
-    return found | {name: getattr(given, name) for name in names}
+    cpu = platform.processor() or platform.machine()
+    found = {"engine": f"transformers {transformers.__version__} continuous batching", "torch": torch.__version__}
+    found["device"] = cpu if given.device == "cpu" else torch.cuda.get_device_name()
+    found |= {"attention": engine.attention, "threads": torch.get_num_threads()}
+    return found | {"python": platform.python_version()} | {name: getattr(given, name) for name in names}
 
 
 def main():
