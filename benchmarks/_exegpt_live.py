@@ -1,8 +1,8 @@
 """RRA on a real engine: expected schedules and those that a CPU vLLM with our scheduler class executed.
 
-A vLLM of a small random-weight model on one thread is profiled and calibrated (as in ``_live``), and the estimator
-chooses schedules from these tables. The same requests go to engines with these schedules, to a gateway in front of the
-stock scheduler, and to the stock scheduler at the same concurrency, in turns; ranges are over repeats.
+A vLLM of a small random-weight model is profiled and calibrated (as in ``_live``), and the estimator chooses schedules.
+The same requests go to engines with these schedules, to a gateway in front of the stock scheduler, and to the stock
+scheduler at the same concurrency, in turns; ranges are over repeats.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The gain of length-aware order: the gateway in front of two engines, and the simulator's prediction.
 
 Each run is a burst of recorded prompts through the complete gateway, over HTTP. 1x is the rate that two engines with
-full batches serve, as fitted to runs under FCFS. The policies of a shuffle run one after the other, so that other load
-affects them alike. Intervals are Student's t over shuffles.
+full batches serve, as fitted to runs under FCFS. The policies of a shuffle run in turns, so that other load affects
+them alike. Intervals are Student's t over shuffles.
 
 Prompts are AlpacaEval's (non-commercial: for evaluation only, never for training), lengths those of Vicuna 13B's
 outputs, divided by SHRINK. Engines receive each length in ``vllm_xargs.output_tokens``; the gateway sees only

@@ -92,8 +92,6 @@ PERIODS_S = (0.25, 0.5, 1.0)  # between two reads of the counters, in turns
 ANSWER_S = 0.005
 KINDS = ("requests", "counters", "log")
 """Inputs of a fit: requests alone, and counters or a log of every step as well."""
-
-
 Report = tuple[float, float, float]
 """The result for a planted value, in logs of it: value, low, high."""
 

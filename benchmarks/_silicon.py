@@ -141,8 +141,7 @@ def _is_consistent(row: dict[str, Any]) -> bool:
 def _cut(row: dict[str, Any]) -> tuple[int, int, int, int]:
     """Return (tp, dp, moe_tp, ep).
 
-    Two exports multiply InferenceMAX' ``tp`` (all GPUs) and ``ep``: a node of 8 GPUs became 64 with experts cut
-    8 by 8. The third writes the same measurements as experts over 8 GPUs, which is what ran.
+    Two exports multiply InferenceMAX' ``tp`` (all GPUs) and ``ep``: 8 GPUs became 64 with experts cut 8 by 8.
     """
     tp, dp = row["tp_size"], row["attention_dp_size"] or 1
     moe_tp, ep = row["moe_tp_size"] or 1, row["moe_ep_size"] or 1

@@ -1,7 +1,6 @@
 """Drift detection of live lengths: false alarms, delay until an alarm, recorded traces, cost.
 
-The figures of docs/decisions/0019-drift-of-lengths.md. Recorded traces are read from the folder ``shared`` next to the
-checkout (or LENGTHWISE_SHARED, or --shared). Prints JSON lines; takes about ten minutes, all from fixed seeds.
+The figures of docs/decisions/0019-drift-of-lengths.md, as JSON lines: about ten minutes, all from fixed seeds.
 """
 
 import json

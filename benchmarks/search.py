@@ -2,7 +2,6 @@
 
 examples/vidur-study.toml for four models: on at most 16 GPUs, TP and PP in {1, 2, 4}, three schedulers,
 five batch sizes, three chunk sizes where they apply, A100 and H100, TTFT p90 of 2 s and TBT p99 of 200 ms.
-The wall time of the study depends on other load on the machine; the details contain CPU seconds.
 """
 
 import statistics
