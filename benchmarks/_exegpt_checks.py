@@ -59,8 +59,8 @@ BETWEEN = 12
 
 def regret(_: Path, quick: bool) -> dict[str, Any]:
     """Return the largest regret over questions and bounds, and that of a large question."""
-    rows = {}
-    for name, questions in {"max": QUESTIONS[:1]} if quick else {"max": QUESTIONS, "16_gpus": [SIXTEEN_GPUS]}.items():
+    rows, every = {}, {"max": QUESTIONS[:1]} if quick else {"max": QUESTIONS, "16_gpus": [SIXTEEN_GPUS]}
+    for name, questions in every.items():
         found = {f"{served.name}, {task}": _regrets(served, task, some) for served, task, some in questions}
         value = max(question["regret_max"] for question in found.values())
         rows[f"exegpt.regret_{name}"] = {"value": value, "unit": "share", "better": "lower", "questions": found}
