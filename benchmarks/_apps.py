@@ -111,7 +111,6 @@ class World:
 
 
 def cluster(gpus: int = 8) -> Cluster:
-    """Return the paper's machine."""
     node = catalog.node("a100-pairwise-nvlink-8")
     return Cluster((Machine(catalog.gpu("A100-80GB"), replace(node, gpus=gpus), gpus),))
 
@@ -157,8 +156,7 @@ def chain(documents: int, limit: int, evaluations: int, *, seed: int = 0) -> Wor
     level, longest = (np.arange(documents) + 0.5) / documents, 60 if documents < 300 else 201
     chunks = np.clip(np.rint(3 * np.exp(1.1 * ndtri(level))), 1, longest).astype(np.int64)
     chunks[-1] = longest
-    model: list[int] = []
-    parents: list[int] = []
+    model, parents = [], []
     for length in np.random.default_rng((seed, 3)).permutation(chunks).tolist():
         first, last = len(model), len(model) + length - 1
         model += [0] * length + [1] * evaluations
@@ -217,8 +215,7 @@ def _summary_of(case: Case, made: AppPlan) -> dict[str, Any]:
     """Return a case as rows save it: seconds end to end and of the search by method, and the estimate's error."""
     methods = {
         one.name: {name: getattr(one, name) for name in ("planned_s", "search_s", "lead_s", "gain")}
-        | {"makespan_s": one.makespan.value, "half_width_s": one.makespan.half_width}
-        | {"gain_ci": _gain_interval(one, made)}
+        | {"makespan_s": one.makespan.value, "gain_ci": _gain_interval(one, made)}
         for one in made.methods
     }
     own = methods[DEFAULT]
@@ -248,27 +245,21 @@ PAPER = {  # lowest and highest gain over each heuristic
 
 def _cases(study: str, quick: bool) -> list[Case]:
     """Return the cases of sections 5.1 to 5.4; chain summaries change one of their settings at a time."""
-    match study:
-        case "ensembling":
-            counts = (1000,) if quick else (1000, 2000, 3000, 5000, 7000, 10_000)
-            pairs = [(n, limit) for limit in (256, 512) for n in counts]
-            return [Case(f"{n} requests, limit {limit}", ensembling(n, limit)) for n, limit in pairs]
-        case "routing":
-            return [
-                Case(f"{'known' if known else 'unknown'} lengths, set {seed}", routing(known=known, seed=seed), known)
-                for known in (False, True)
-                for seed in range(1 if quick else 3)
-            ]
-        case "chain":
-            settings = [
-                *((documents, 900, 1) for documents in (100, 200, 300, 400, 500)),
-                *((100, limit, 1) for limit in (100, 300, 500, 700)),
-                *((documents, 900, evaluations) for documents in (100, 300) for evaluations in (2, 4)),
-            ]
-            return [
-                Case(f"{documents} documents, limit {limit}, {times} evaluations", chain(documents, limit, times))
-                for documents, limit, times in (settings[:1] if quick else settings)
-            ]
+    if study == "ensembling":
+        counts = (1000,) if quick else (1000, 2000, 3000, 5000, 7000, 10_000)
+        return [Case(f"{n} requests, limit {limit}", ensembling(n, limit)) for limit in (256, 512) for n in counts]
+    if study == "routing":
+        kinds = itertools.product(("unknown", "known"), range(1 if quick else 3))
+        worlds = ((kind, seed, routing(known=kind == "known", seed=seed)) for kind, seed in kinds)
+        return [Case(f"{kind} lengths, set {seed}", world, kind == "known") for kind, seed, world in worlds]
+    if study == "chain":
+        settings = [(documents, 900, 1) for documents in (100, 200, 300, 400, 500)]
+        settings += [(100, limit, 1) for limit in (100, 300, 500, 700)]
+        settings += [(documents, 900, evaluations) for documents in (100, 300) for evaluations in (2, 4)]
+        return [
+            Case(f"{documents} documents, limit {limit}, {times} evaluations", chain(documents, limit, times))
+            for documents, limit, times in (settings[:1] if quick else settings)
+        ]
     requests, sizes = (500, (100,)) if quick else (5000, (100, 200, 300, 400, 500))
     return [Case(f"{n} documents, {requests} requests", mixed(n, requests, 256)) for n in sizes]
 
@@ -298,17 +289,15 @@ def ablation(_: Path, quick: bool) -> dict[str, Any]:
         made, space = unknown.plan(additional), Space(world.models, cluster())
         methods = _summary_of(unknown, made)["methods"]
         total_s = {name: method["makespan_s"] + method["lead_s"] for name, method in methods.items()}
-        for name, value, paper in (
-            ("over_ours", methods[f"{GREEDY}_no_preemption"]["gain"], "its greedy 1.0 to 1.2"),
-            ("of_greedy", total_s[f"{GREEDY}_no_preemption"] / total_s[GREEDY], "1.0 to 1.2"),
-            ("of_min", total_s["min_no_preemption"] / total_s["min"], "1.3 to 1.4"),
-        ):
-            row = {"value": value, "unit": "times", "paper": paper, "methods": methods}
-            rows[f"apps.no_preemption_{name}_{limit}"] = row
         (blind_s,) = makespans_s(stages_of(world.tasks, known.true, space), made.planned, made.reserve)
         known_s = known.plan(additional).makespan.value
-        row = {"value": blind_s / known_s, "unit": "times", "unknown_s": blind_s, "known_s": known_s}
-        rows[f"apps.known_over_unknown_{limit}"] = row | {"paper": "1.0 to 1.1"}
+        for name, value, paper in (
+            ("no_preemption_over_ours", methods[f"{GREEDY}_no_preemption"]["gain"], "its greedy 1.0 to 1.2"),
+            ("no_preemption_of_greedy", total_s[f"{GREEDY}_no_preemption"] / total_s[GREEDY], "1.0 to 1.2"),
+            ("no_preemption_of_min", total_s["min_no_preemption"] / total_s["min"], "1.3 to 1.4"),
+            ("known_over_unknown", blind_s / known_s, "1.0 to 1.1"),
+        ):
+            rows[f"apps.{name}_{limit}"] = {"value": value, "unit": "times", "paper": paper}
         planned_s = next(one.planned_s for one in made.methods if one.name == made.method)
         errors = {}
         for factor in (0.7, 0.85, 1.15, 1.3):
@@ -321,26 +310,22 @@ def ablation(_: Path, quick: bool) -> dict[str, Any]:
 
 def greedy(_: Path, quick: bool) -> dict[str, Any]:  # noqa: ARG001 - only reads saved rows
     """Return gains over the paper's greedy search in all saved cases of the studies: geometric mean and lowest."""
+    studies = [row for row in json_lines(RESULTS) if row["name"].endswith(".cases")]
     gains = {
         f"{row['name'].split('.')[1]}: {case['case']}": case["methods"][GREEDY]["gain"]
-        for row in json_lines(RESULTS)
-        if row["name"].endswith(".cases")
+        for row in studies
         for case in row["details"]["cases"]
     }
     if not gains:
         raise FileNotFoundError("no studies are saved: run them with --save")
-    logs = mean_estimate([math.log(gain) for gain in gains.values()])
-    lowest = min(gains, key=gains.__getitem__)
-    value, ci = math.exp(logs.value), (math.exp(logs.low), math.exp(logs.high))
-    return {
-        "apps.better_over_greedy": {"value": value, "ci": ci, "gains": gains, "mean": "geometric, over cases"},
-        "apps.better_over_greedy_lowest": {"value": gains[lowest], "case": lowest},
-    }
+    logs, lowest = mean_estimate([math.log(gain) for gain in gains.values()]), min(gains, key=gains.__getitem__)
+    mean = {"value": math.exp(logs.value), "ci": (math.exp(logs.low), math.exp(logs.high)), "gains": gains}
+    lowest_row = {"value": gains[lowest], "case": lowest}
+    return {"apps.better_over_greedy": mean, "apps.better_over_greedy_lowest": lowest_row}
 
 
 # Search time
 def search(_: Path, quick: bool) -> dict[str, Any]:
-    """Return CPU seconds of planning: ten models over 10,000 requests, and a mixed application."""
     repeats, model = 1 if quick else 3, np.arange(10_000) % 10
     ten, prompt = (*NINE, LLAMA_70B), ensembling(1112, 512).tasks.prompt_tokens[:10_000]
     ten_models = World(_tasks(ten, model, prompt, 512), ten, (*NINE_OUTPUTS, NINE_OUTPUTS[0]))
@@ -364,7 +349,7 @@ INSTANCES, GPUS = 12, 2
 SMALL = (0, 6, 7)  # of the nine: one of 13B, one of 7B, one of 6B
 
 
-def optima(_: Path, quick: bool) -> dict[str, Any]:
+def exact(_: Path, quick: bool) -> dict[str, Any]:
     """Return distances of plans to the best staged plan of small instances, and to the best without preemption."""
     warm_up()
     models, lengths, each = tuple(NINE[i] for i in SMALL), tuple(NINE_OUTPUTS[i] for i in SMALL), []
@@ -384,8 +369,7 @@ def optima(_: Path, quick: bool) -> dict[str, Any]:
     for name, world in {"routing": routing(known=False), "ensembling": ensembling(1000, 512)}.items():
         gaps, best = _gaps(world, 1, 8, best_unpreempted)
         bounds = {"optimum_s": best.makespan_s, "bound_s": best.bound_s, "proved": best.proved}
-        row = {"value": gaps[DEFAULT], "unit": "relative", "gaps": gaps, "class": about}
-        rows[f"apps.gap_to_unpreempted_{name}"] = row | bounds
+        rows[f"apps.gap_to_unpreempted_{name}"] = {"value": gaps[DEFAULT], "unit": "relative", "class": about} | bounds
     return rows
 
 
@@ -435,18 +419,14 @@ def drain(tasks: int, *, instant: bool) -> dict[str, Any]:
     work = run.RunTasks(world.tasks, run.Drawn(world.tasks, draw), run.expected_tokens([draw]), "benchmark")
     job = run.job_of(work, run.Planned(run.run_plan_of(made), run.ClusterPlacer(space.cluster, seconds)))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.sqlite"
-        with open_ledger(path) as ledger:
+        with open_ledger(Path(folder) / "ledger.sqlite") as ledger:
             result = run.run_simulated(job, ledger, launcher)
         times.append(time.perf_counter())
-        ledger_mib = sum(one.stat().st_size for one in Path(folder).rglob("*") if one.is_file()) / 2**20
     assert result.of(State.DONE) == len(world.tasks)
-    seconds_of = {"planned_s": times[1] - times[0], "run_s": times[2] - times[1], "virtual_s": float(result.seconds)}
-    return {"tasks": len(world.tasks), "ledger_mib": ledger_mib} | seconds_of
+    return {"tasks": len(world.tasks), "planned_s": times[1] - times[0], "run_s": times[2] - times[1]}
 
 
 def _measured(tasks: int, *, instant: bool) -> dict[str, Any]:
-    """Plan and drain tasks in a new process."""
     return fresh_process(
         f"import json, resource, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import _apps\n"
         f"_apps.warm_up(); found = _apps.drain({tasks}, instant={instant})\n"
@@ -454,20 +434,14 @@ def _measured(tasks: int, *, instant: bool) -> dict[str, Any]:
     )
 
 
-def overhead(_: Path, quick: bool) -> dict[str, Any]:
-    """Return milliseconds of the runner's own code per task."""
+def runner(_: Path, quick: bool) -> dict[str, Any]:
     runs = [_measured(10_000, instant=True) for _ in range(1 if quick else 3)]
-    each = summary([1000 * one["run_s"] / one["tasks"] for one in runs])
-    return {"apps.runner_overhead_ms": each | {"details": {"runs": runs}}}
+    return {"apps.runner_overhead_ms": summary([1000 * one["run_s"] / one["tasks"] for one in runs])}
 
 
 def million(_: Path, quick: bool) -> dict[str, Any]:
-    """Return seconds and peak memory to plan and drain a million tasks."""
     found, name = _measured(45_000 if quick else 1_000_000, instant=False), f"apps.drain_{'quick' if quick else '1e6'}"
-    return {
-        f"{name}_s": {"value": found["planned_s"] + found["run_s"], "unit": "s", "details": found},
-        f"{name}_peak_mib": {"value": found["peak_mib"], "unit": "MiB", "better": "lower", "details": found},
-    }
+    return {f"{name}_peak_mib": {"value": found["peak_mib"], "unit": "MiB", "better": "lower", "details": found}}
 
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "apps"
@@ -482,8 +456,6 @@ BUSY_LOAD = 3.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """The folder of a measurement."""
-
     folder: Path
 
     def app(self, rows: str, cores: int, *, known: bool = False) -> Path:
@@ -543,15 +515,9 @@ class Measurement:
         pairs = [(run["seconds"], estimate_s / run["seconds"] - 1) for run in runs]
         quiet = [pair for pair, run in zip(pairs, runs, strict=True) if run["load"] <= BUSY_LOAD]
         stages = [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]]
-        return {
-            "cores": cores,
-            "plan": stages,
-            "estimate_s": estimate_s,
-            "estimate_half_width_s": plan["makespan"]["half_width"],
-            "measured_s": [seconds for seconds, _ in quiet],
-            "errors": [error for _, error in quiet],
-            "busy": [pair for pair in pairs if pair not in quiet],
-        }
+        found = {"cores": cores, "plan": stages, "busy": [pair for pair in pairs if pair not in quiet]}
+        found |= {"estimate_s": estimate_s, "estimate_half_width_s": plan["makespan"]["half_width"]}
+        return found | {"measured_s": [seconds for seconds, _ in quiet], "errors": [error for _, error in quiet]}
 
 
 def live(_: Path, quick: bool) -> dict[str, Any]:
@@ -572,11 +538,8 @@ def live(_: Path, quick: bool) -> dict[str, Any]:
         place.write_rows("known", questions[:rows], [int(json.loads(line)["output_tokens"]) for line in outputs])
         known = [place.case(n, repeats, known=True) for n in cores]
     rows = {}
-    for name, cases, paper in (
-        ("apps.estimate_error_live", unknown, "6.5 % to 38.7 %, mean 25.6 %"),
-        ("apps.estimate_error_live_known", known, "9.2 % to 20.5 %, mean 17 %"),
-    ):
+    for name, cases in (("apps.estimate_error_live", unknown), ("apps.estimate_error_live_known", known)):
         error = mean_estimate([abs(one) for case in cases for one in case["errors"]])
         ci = (max(error.low, 0.0), error.high) if error.has_interval else None
-        rows[name] = {"value": error.value, "ci": ci, "details": {"paper": paper, "cases": cases}}
+        rows[name] = {"value": error.value, "ci": ci, "cases": cases}
     return rows

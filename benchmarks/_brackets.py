@@ -1,12 +1,9 @@
 """Coverage of the 90 % intervals of ``simulate``: 16 draws of the cost model's own errors, 5th to 95th percentile.
 
 Silicon points (those that ``deploy`` can express, of recorded clients) are predicted by ``deploy`` and ``simulate``
-with the host and front of other models and GPUs; the standard deviations were published with fits of kernels on these
-GPUs. Points of a pair of model and GPU are sweeps: intervals of a coverage draw complete pairs.
-
-The spread of the front on the slow side (``cost.roofline_tables.FRONT_SLOW_LOG_SD`` ships it) is fitted to the TTFT of
-one half of the pairs, and the headline of TTFT is of the other half. That the front is skewed was chosen with all
-points in view.
+with the host and front of other models and GPUs. Points of a pair of model and GPU are sweeps: intervals of a coverage
+draw complete pairs. The spread of the front on the slow side (``cost.roofline_tables.FRONT_SLOW_LOG_SD`` ships it) is
+fitted to the TTFT of one half of the pairs, and the headline of TTFT is of the other half.
 """
 
 import math
@@ -18,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from _harness import grouped
 from _intervals import MIN_GROUPS, Interval, share_interval, sides
 from _silicon import Point, deployed, is_expressible, loop_of, means, read, unseen_factors, unseen_host
 
@@ -46,7 +44,6 @@ class Bracket(NamedTuple):
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows ``fidelity.brackets``: coverage of TTFT and TPOT."""
     points = read(shared)[0]
     thetas = unseen_factors(points)
     able = [point for point in points if is_expressible(point) and point.inferencemax and point.pair in thetas]
@@ -90,21 +87,16 @@ def interval(
 
 def coverage(found: Sequence[Bracket]) -> dict[str, Any]:
     """Return coverage with its interval over pairs, the misses by side, the bias, and stated and observed log_sd."""
-    pairs: dict[tuple[str, str], list[bool]] = {}
-    for _, of, ends in found:
-        pairs.setdefault((of["model"], of["gpu"]), []).append(ends.low_s <= ends.measured_s <= ends.high_s)
-    ci = share_interval(pairs, SEED) if len(pairs) >= MIN_GROUPS else None
-    counts, misses = (
-        sides([b.ends for b in found]),
-        np.array([math.log(b.ends.measured_s / b.ends.said_s) for b in found]),
-    )
-    own = [math.log(b.ends.high_s / b.ends.low_s) / (2 * _Z90) for b in found]
-    numbers = {
-        "coverage": counts["satisfied"] / len(found),
-        "bias": np.median(misses),
-        "log_sd_seen": np.quantile(np.abs(misses), LEVEL) / _Z90,
-        "log_sd_told": np.median(own),
+    pairs = {
+        pair: [b.ends.low_s <= b.ends.measured_s <= b.ends.high_s for b in some]
+        for pair, some in grouped(found, lambda b: (b.of["model"], b.of["gpu"])).items()
     }
+    ci = share_interval(pairs, SEED) if len(pairs) >= MIN_GROUPS else None
+    counts = sides([b.ends for b in found])
+    misses = np.array([math.log(b.ends.measured_s / b.ends.said_s) for b in found])
+    own = [math.log(b.ends.high_s / b.ends.low_s) / (2 * _Z90) for b in found]
+    numbers = {"coverage": counts["satisfied"] / len(found), "bias": np.median(misses)}
+    numbers |= {"log_sd_seen": np.quantile(np.abs(misses), LEVEL) / _Z90, "log_sd_told": np.median(own)}
     rounded = {name: round(float(number), 3) for name, number in numbers.items()}
     return counts | {"pairs": len(pairs), "ci": ci and [round(x, 3) for x in ci]} | rounded
 
@@ -116,9 +108,7 @@ def _row(found: Sequence[Bracket], metric: str, about: dict[str, Any]) -> dict[s
     details: dict[str, Any] = {"expected": LEVEL, "report": report, "of_all": coverage(head)} | about
     groups = {"pair": "{model} on {gpu}", "engine_and_gpu": "{backend} on {gpu}", "half": "{half}", "waits": "{waits}"}
     for key, words in groups.items():
-        some: dict[str, list[Bracket]] = {}
-        for bracket in head:
-            some.setdefault(words.format(**bracket.of), []).append(bracket)
+        some = grouped(head, lambda bracket, words=words: words.format(**bracket.of))
         details[f"by_{key}"] = {name: coverage(some[name]) for name in sorted(some)}
     about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
     return about | {"value": report["coverage"], "details": details}
@@ -154,10 +144,8 @@ def least(point: Point, host: HostOverhead) -> float:
         return means(simulate(requests, replace(deployment, cost=cost), keep_steps=0))[0]
 
     def holds(slow_log_sd: float) -> bool:
-        high_s = np.quantile(
-            [first_s(cost) for cost in perturbed(skewed(deployment.cost, slow_log_sd))], 1 - _TAIL, method="hazen"
-        )
-        return point.ttft_s <= max(said_s, float(high_s))
+        drawn_s = list(map(first_s, perturbed(skewed(deployment.cost, slow_log_sd))))
+        return point.ttft_s <= max(said_s, float(np.quantile(drawn_s, 1 - _TAIL, method="hazen")))
 
     said_s = first_s(deployment.cost)
     at = 0 if holds(GRID[0]) else bisect_left(GRID, True, lo=1, key=holds)

@@ -5,8 +5,10 @@ import itertools
 import math
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,6 @@ _ARRIVALS_SHARE = 0.7
 
 @dataclass(frozen=True)
 class Setting:
-    """An engine's limits under a name."""
-
     name: str
     seqs: int
     step_tokens: int
@@ -64,8 +64,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class Run:
-    """One measured run of a load under a setting."""
-
     setting: str
     load: str
     repeat: int
@@ -74,6 +72,10 @@ class Run:
     @property
     def name(self) -> str:
         return f"{self.setting}-{self.load}-{self.repeat}"
+
+    @property
+    def of_load(self) -> str:
+        return f"{self.setting}-{self.load}"
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,6 @@ def in_turns(turns: Sequence[Turn], repeats: int, say: Callable[[str], None]) ->
 
 
 def quantiles(records: Records) -> dict[str, float]:
-    """Return seconds by metric of the requests that finished."""
     done = records.requests.status == Status.FINISHED
     found = {}
     for name, (column, q, _) in METRICS.items():
@@ -202,7 +203,6 @@ def simulated(deployment: Deployment, run: Run) -> Records:
 
 
 def write_simulated(folder: Path, deployment: Deployment, run: Run) -> Records:
-    """Simulate a run and write its records beside the measured ones."""
     records = simulated(deployment, run)
     of = Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
     write_records(of, folder / f"{run.name}.simulated.parquet")
@@ -210,7 +210,6 @@ def write_simulated(folder: Path, deployment: Deployment, run: Run) -> Records:
 
 
 def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Return (simulated - measured) / measured of each metric, by run."""
     priced = replace(deployment, cost=tables)
     found = {}
     for run in runs:
@@ -227,21 +226,16 @@ def calibrated(
     def named(run: Run) -> Measured:
         return replace(run.measured, records=replace(run.measured.records, name=run.name))
 
-    return calibrate(
-        list(map(named, learnt)),
-        deployment,
-        holdout=list(map(named, held_out)) or HOLDOUT,
-        iterations=iterations,
-        allow=("warnings",),
-    )
+    holdout = list(map(named, held_out)) or HOLDOUT
+    return calibrate([*map(named, learnt)], deployment, holdout=holdout, iterations=iterations, allow=("warnings",))
 
 
 def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Return by load and metric the largest distance of a repeat from the median of its load: the floor of errors."""
     found: dict[str, dict[str, float]] = {}
-    for load in sorted({(run.setting, run.load) for run in runs}):
-        repeats = [quantiles(r.measured.records) for r in runs if (r.setting, r.load) == load]
-        found["-".join(load)] = {
+    for load, some in _harness.grouped(runs, attrgetter("of_load")).items():
+        repeats = [quantiles(run.measured.records) for run in some]
+        found[load] = {
             metric: max(abs(one[metric] / statistics.median(o[metric] for o in repeats) - 1) for one in repeats)
             for metric in METRICS
         }
@@ -249,12 +243,10 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
 
 
 def iterations_of(folder: Path, run: str) -> Path:
-    """Return the path of the engine's log of a run."""
     return folder / f"{run}.iterations.log"
 
 
 def _device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: float, source: str) -> GpuSpec:
-    """Return a device without a data sheet."""
     price = {"price_per_hour_usd": 0.1, "price_source": "none: a local device"}
     return GpuSpec(name, flops, memory_bytes, bandwidth, tdp_w=10.0, idle_w=1.0, source=source, **price)
 
@@ -262,13 +254,9 @@ def _device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: 
 def this_thread() -> GpuSpec:
     """Return one thread of this processor as a device: peaks that NumPy reaches."""
     code = (
-        "import json, time, numpy as np\n"
+        "import json, timeit, numpy as np\n"
         "a = np.ones((1024, 1024), np.float32); b = np.ones(2**26, np.float32); c = np.empty_like(b)\n"
-        "def best(f):\n"
-        "    out = []\n"
-        "    for _ in range(7):\n"
-        "        s = time.perf_counter(); f(); out.append(time.perf_counter() - s)\n"
-        "    return min(out)\n"
+        "best = lambda f: min(timeit.repeat(f, number=1, repeat=7))\n"
         "print(json.dumps([2 * 1024**3 / best(lambda: a @ a), 2 * b.nbytes / best(lambda: np.copyto(c, b))]))"
     )
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -291,13 +279,7 @@ def device_of(device: str, dtype: str) -> GpuSpec:
     c = torch.empty_like(b)
 
     def best_s(work: Callable[[], Any]) -> float:
-        seconds = []
-        for _ in range(7):
-            start = time.perf_counter()
-            work()
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
+        return min(timeit.repeat(lambda: (work(), torch.cuda.synchronize()), number=1, repeat=7))
 
     memory_bytes = torch.cuda.get_device_properties(0).total_memory
     flops, bandwidth = {dtype: 2 * 8192**3 / best_s(lambda: a @ a)}, 2 * b.nbytes / best_s(lambda: c.copy_(b))
@@ -313,17 +295,11 @@ def machine_of(gpu: GpuSpec, dtype: str) -> dict[str, Any]:
 
 def facts_of(deployment: Deployment) -> dict[str, Any]:
     """Return the facts of the measured deployment for records, as ``lengthwise bench`` with a scenario records them."""
-    parallel, limits = deployment.parallel, deployment.limits
-    return {
-        "model": deployment.model.name,
-        "model_shape": shape_facts(deployment.model),
-        "gpu": deployment.gpu.name,
-        "gpus": parallel.tp * parallel.pp * parallel.replicas,
-        **{name: getattr(parallel, name) for name in ("tp", "pp", "replicas")},
-        **{name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")},
-        "max_model_len": deployment.max_model_len,
-        "weight_dtype": limits.weight_dtype or deployment.model.dtype,
-    }
+    model, parallel, limits = deployment.model, deployment.parallel, deployment.limits
+    facts = {"model": model.name, "model_shape": shape_facts(model), "gpu": deployment.gpu.name}
+    facts |= {name: getattr(parallel, name) for name in ("gpus", "tp", "pp", "replicas")}
+    facts |= {name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return facts | {"max_model_len": deployment.max_model_len, "weight_dtype": limits.weight_dtype or model.dtype}
 
 
 COUNTED = tuple(name for name in METRICS if name != "normalized_latency_p50")
@@ -351,39 +327,35 @@ def rows(
         draws: dict[str, list[Any]] = {}
         for seed, run in enumerate(held_out):
             both = (finished_seconds(of, column) for of in (run.measured.records, answers[run.name]))
-            draws.setdefault(f"{run.setting}-{run.load}", []).append(of_run(*both, q, seed))
+            draws.setdefault(run.of_load, []).append(of_run(*both, q, seed))
         ends = of_repeats(draws, value)
         details: dict[str, Any] = {
             "median_of": {kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()},
             "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held_out), 4),
             "signed_by_load": {
-                load: {kind: round(of[load], 4) for kind, of in loads.items()} for load in loads["calibrated"]
+                load: {kind: round(of[load], 4) for kind, of in loads.items()}
+                | {"repeats_spread": round(floor[load][metric], 4)}
+                for load in loads["calibrated"]
             },
-            "signed_by_run": {run.name: {kind: round(of[run.name], 4) for kind, of in each.items()} for run in runs},
+            "signed_by_run": {
+                run.name: {kind: round(of[run.name], 4) for kind, of in each.items()}
+                | {"measured_s": round(quantiles(run.measured.records)[metric], 5)}
+                for run in runs
+            },
         }
-        for load, of in details["signed_by_load"].items():
-            of["repeats_spread"] = round(floor[load][metric], 4)
-        for run in runs:
-            details["signed_by_run"][run.name]["measured_s"] = round(quantiles(run.measured.records)[metric], 5)
-        found[f"{prefix}.{metric}_error"] = {
-            "value": round(value, 4),
-            "unit": "relative",
-            "target": target,
-            "better": "lower",
-            "ci": ends and [round(end, 4) for end in ends],
-            "details": details,
-        }
+        row = {"value": round(value, 4), "unit": "relative", "target": target, "better": "lower", "details": details}
+        found[f"{prefix}.{metric}_error"] = row | {"ci": ends and [round(end, 4) for end in ends]}
     return found
 
 
 def by_load(errors: Mapping[str, float], held_out: Sequence[Run], metric: str) -> dict[str, float]:
     """Return the error of each load: medians of its repeats, simulated against measured."""
-    seconds: dict[str, list[tuple[float, float]]] = {}
-    for run in held_out:
-        real = quantiles(run.measured.records)[metric]
-        seconds.setdefault(f"{run.setting}-{run.load}", []).append(((1 + errors[run.name]) * real, real))
-    medians = {load: [statistics.median(side) for side in zip(*of, strict=True)] for load, of in seconds.items()}
-    return {load: ours / real - 1 for load, (ours, real) in medians.items()}
+    found = {}
+    for load, runs in _harness.grouped(held_out, attrgetter("of_load")).items():
+        real = {run.name: quantiles(run.measured.records)[metric] for run in runs}
+        ours = statistics.median((1 + errors[name]) * measured for name, measured in real.items())
+        found[load] = ours / statistics.median(real.values()) - 1
+    return found
 
 
 def finished_seconds(records: Records, column: str) -> Any:
@@ -396,17 +368,11 @@ def calibration_row(
     found: Calibration, duration_s: float, learnt: Sequence[Run], runs: Sequence[Run], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the row of the calibration: its duration, parameters and scores, and the warnings of runs."""
-    details = {
-        "learnt_of": [run.name for run in learnt],
-        "requests": sum(len(run.measured.workload) for run in learnt),
-        "client_s": found.client_s,
-        "parameters": [asdict(p) for p in found.parameters],
-        "scores": [asdict(s) for s in found.scores],
-        "notes": list(found.notes),
-        "warnings": {run.name: list(run.measured.warnings) for run in runs if run.measured.warnings},
-        **about,
-    }
-    return {"value": round(duration_s, 2), "unit": "s", "details": details}
+    details = {"learnt_of": [run.name for run in learnt], "client_s": found.client_s, "notes": list(found.notes)}
+    details["requests"] = sum(len(run.measured.workload) for run in learnt)
+    details |= {name: list(map(asdict, getattr(found, name))) for name in ("parameters", "scores")}
+    details["warnings"] = {run.name: list(run.measured.warnings) for run in runs if run.measured.warnings}
+    return {"value": round(duration_s, 2), "unit": "s", "details": {**details, **about}}
 
 
 Intervals = Mapping[str, Mapping[str, Interval]]
@@ -425,35 +391,27 @@ def coverage_row(
     unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
     loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
     found = counted(loads)
-    details = {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
+    details = found | {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
     details["ends_apart"] = {
         load: round(statistics.median(one.high_s / one.low_s for one in of.values()), 2) for load, of in loads.items()
     }
     details["each"] = {load: {name: one.rounded() for name, one in of.items()} for load, of in loads.items()}
-    return {
-        "value": round(found["satisfied"] / found["n"], 4),
-        "unit": "share",
-        "target": LEVEL,
-        "better": "higher",
-        "ci": [round(end, 4) for end in exact_interval(found["satisfied"], found["n"])],
-        "details": found | details,
-    }
+    ci = [round(end, 4) for end in exact_interval(found["satisfied"], found["n"])]
+    value = round(found["satisfied"] / found["n"], 4)
+    return {"value": value, "unit": "share", "target": LEVEL, "better": "higher", "ci": ci, "details": details}
 
 
 def medians(intervals: Intervals) -> dict[str, dict[str, Interval]]:
     """Return for each load the medians over its repeats: of measured and predicted numbers and of both ends."""
-    repeats: dict[str, list[Mapping[str, Interval]]] = {}
-    for name, of in intervals.items():
-        repeats.setdefault(name.rpartition("-")[0], []).append(of)
 
-    def middle(some: Sequence[Interval]) -> Interval:
-        return Interval(*map(statistics.median, zip(*some, strict=True)))
+    def middle(metric: str, names: Sequence[str]) -> Interval:
+        return Interval(*map(statistics.median, zip(*(intervals[name][metric] for name in names), strict=True)))
 
-    return {load: {m: middle([one[m] for one in each]) for m in COUNTED} for load, each in repeats.items()}
+    repeats = _harness.grouped(intervals, lambda name: name.rpartition("-")[0])
+    return {load: {metric: middle(metric, names) for metric in COUNTED} for load, names in repeats.items()}
 
 
 def counted(intervals: Intervals) -> dict[str, int]:
-    """Return the number of intervals, of those that contain the measured number, and of misses on each side."""
     return sides([one for of in intervals.values() for one in of.values()])
 
 

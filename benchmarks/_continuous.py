@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,19 +138,10 @@ def measured(report: Mapping[str, Any], workload: Workload, metadata: Mapping[st
     none = np.zeros(len(steps), dtype=np.int64)
     counts = {name: column[name].astype(np.int64) for name in ("decode_seqs", "prefill_seqs", "prefill_tokens")}
     own = StepRecords(column["start_s"], column["end_s"], replica=none, **counts, kv_blocks=none, waiting=none)
-    totals = replace(
-        records.totals,
-        steps=np.array([len(steps)]),
-        tokens=np.array([(counts["prefill_tokens"] + counts["decode_seqs"]).sum()]),
-        attention_pairs=np.array([column["pairs"].sum()]),
-        busy_s=np.array([(column["end_s"] - column["start_s"]).sum()]),
-    )
+    sums = {"steps": len(steps), "tokens": (counts["prefill_tokens"] + counts["decode_seqs"]).sum()}
+    sums |= {"attention_pairs": column["pairs"].sum(), "busy_s": (column["end_s"] - column["start_s"]).sum()}
+    totals = replace(records.totals, **{name: np.array([total]) for name, total in sums.items()})
     late_s = 0.0 if closed else float(np.max(sent_s - workload.arrival_s))
-    return Measured(
-        records=replace(records, steps=own, totals=totals),
-        workload=workload,
-        source=BENCH,
-        metadata={**metadata, "latest_send_s": late_s},
-        errors={reason: failed.count(reason) for reason in set(failed)},
-        tokens=tokens,
-    )
+    errors, facts = Counter(failed), {**metadata, "latest_send_s": late_s}
+    records = replace(records, steps=own, totals=totals)
+    return Measured(records, workload, BENCH, facts, errors=dict(errors), tokens=tokens)

@@ -7,7 +7,7 @@ never for training), outputs those of the same model or its nearest relative the
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -61,8 +61,6 @@ Tables = dict[str, LabTable]
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and a model's answer."""
-
     prompt: str
     prompt_tokens: int
     output: str
@@ -74,20 +72,17 @@ def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
     """Return the sampled prompts of one model, the same for every shuffle; for tuning others than are evaluated."""
     tokens = "n_tok_tekken131k"
 
-    def answers(name: str) -> list[dict[str, Any]]:
+    def sampled(name: str, seed: int = 0, without: Collection[int] = ()) -> list[dict[str, Any]]:
         rows = _texts.lines(shared / FOLDER / "outputs" / f"{name}.jsonl.gz")
-        return [row for row in rows if row[tokens] > 0]
-
-    def sampled(rows: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+        rows = [row for row in rows if row[tokens] > 0 and row["idx"] not in without]
         return [rows[i] for i in np.random.default_rng(seed).choice(len(rows), PROMPTS, replace=False)]
 
     prompts = {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
-    rows = sampled(answers(outputs), 0)
+    rows = sampled(outputs)
     if tuning:
-        taken = {row["idx"] for _, name in MODELS.values() for row in sampled(answers(name), 0)}
-        rows = sampled([row for row in answers(outputs) if row["idx"] not in taken], 1)
-    found = ((prompts[r["idx"]], r) for r in rows)
-    return [Text(asked["instruction"], asked[tokens], r["output"], r[tokens]) for asked, r in found]
+        rows = sampled(outputs, 1, {row["idx"] for _, name in MODELS.values() for row in sampled(name)})
+    found = ((prompts[row["idx"]], row) for row in rows)
+    return [Text(one["instruction"], one[tokens], row["output"], row[tokens]) for one, row in found]
 
 
 @dataclass(frozen=True)
@@ -101,15 +96,12 @@ class Bench:
 
     def requests(self, seed: int, predictor: str) -> Workload:
         """Return the prompts in the order of a shuffle with predictions; the laboratory sets the rate."""
-        outputs = MODELS[self.model][1]
-        seed += SHUFFLES * self.tuning
+        outputs, seed = MODELS[self.model][1], seed + SHUFFLES * self.tuning
         max_tokens = self.deployment(Scheduler(), max(BATCHES)).max_model_len
-        rng = np.random.default_rng([seed, 0xE115])
-        known = texts(self.shared, outputs, tuning=self.tuning)
+        rng, known = np.random.default_rng([seed, 0xE115]), texts(self.shared, outputs, tuning=self.tuning)
         order = [known[i] for i in rng.permutation(len(known))]
-        prompt, output = (
-            np.array([getattr(t, f"{of}_tokens") for t in order], np.int64) for of in ("prompt", "output")
-        )
+        prompt = np.array([text.prompt_tokens for text in order], np.int64)
+        output = np.array([text.output_tokens for text in order], np.int64)
         columns = {of: np.array([getattr(text, of) for text in order], object) for of in ("prompt", "output")}
         columns["model"] = np.array([outputs] * len(order), object)
         gaps_s = workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng)
@@ -180,17 +172,13 @@ def over_cells(of: Tables, policy_name: str, predictor: str) -> dict[str, float]
     def mean(metric: str, some: list[Any]) -> float:
         return float(f"{np.mean([c[metric].value for c in some]):.4g}")
 
-    return {
-        "gap_closed": mean("gap_closed", known),
-        "p99_over_fcfs": mean("jct.p99/fcfs", cells),
-        "p99_over_oracle": mean("jct.p99/oracle", cells),
-        "preemptions": mean("preemptions_per_request", cells),
-        **{f"gap_closed_{load:g}x": mean("gap_closed", [c for c in known if c.load == load]) for load in LOADS},
-    }
+    tails = {"p99_over_fcfs": mean("jct.p99/fcfs", cells), "p99_over_oracle": mean("jct.p99/oracle", cells)}
+    by_load = {f"gap_closed_{load:g}x": mean("gap_closed", [c for c in known if c.load == load]) for load in LOADS}
+    preemptions = mean("preemptions_per_request", cells)
+    return {"gap_closed": mean("gap_closed", known), **tails, "preemptions": preemptions, **by_load}
 
 
 def frontier(of: Tables, predictor: str) -> list[dict[str, Any]]:
-    """Return gap closed and tail by policy: bounds on waiting, ageing, and others."""
     cells = (c for t in of.values() for c in t.cells if c.predictor == predictor and c.policy != "oracle")
     names = dict.fromkeys(c.policy for c in cells)
     return [{"policy": name, **over_cells(of, name, predictor)} for name in names]
@@ -203,16 +191,13 @@ def chosen(tuned: list[dict[str, Any]], tail: str, most: float) -> str:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows by name."""
     if not (shared / FOLDER).is_dir():
         raise FileNotFoundError(f"no folder {shared / FOLDER}")
     tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
     evaluated = tables(shared, SHUFFLES, tuning=False, quick=quick)
     names = list(dict.fromkeys(c.predictor for t in evaluated.values() for c in t.cells if c.predictor))
-    bounds = {"p99_over_oracle": 1.05, "p99_over_fcfs": 1.15}
-    policies = {
-        name: {tail: chosen(frontier(tuning, name), tail, most) for tail, most in bounds.items()} for name in names
-    }
+    near = {name: chosen(frontier(tuning, name), "p99_over_oracle", 1.05) for name in names}
+    fair = {name: chosen(frontier(tuning, name), "p99_over_fcfs", 1.15) for name in names}
 
     def of(policy_name: str, predictor: str) -> dict[str, Any]:
         return {"policy": policy_name, **over_cells(evaluated, policy_name, predictor)}
@@ -226,19 +211,19 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
     by_predictor = {
         name: {
-            "within 5 % of the oracle's P99": of(policies[name]["p99_over_oracle"], name),
-            "within 15 % of FCFS' P99": of(policies[name]["p99_over_fcfs"], name),
+            "within 5 % of the oracle's P99": of(near[name], name),
+            "within 15 % of FCFS' P99": of(fair[name], name),
             "seats kept, no bound": of(RETAINED, name),
             "seats change hands, no bound": of(SEATS, name),
             "ELIS ISRTF": of("ELIS ISRTF", name),
         }
         for name in names
     }
-    near_oracle = headline(policies[HEADLINE]["p99_over_oracle"])
+    near_oracle = headline(near[HEADLINE])
     return {
         "elis.gap_closed": near_oracle,
         "elis.p99_over_oracle": {"value": near_oracle["p99_over_oracle"], "policy": near_oracle["policy"]},
-        "elis.gap_closed_at_p99_115": headline(policies[HEADLINE]["p99_over_fcfs"]),
+        "elis.gap_closed_at_p99_115": headline(fair[HEADLINE]),
         "elis.by_predictor": by_predictor,
         "elis.frontier": {name: frontier(evaluated, name) for name in names},
         "elis.table5": table5(evaluated, near_oracle["policy"], HEADLINE),
@@ -250,8 +235,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 def table5(evaluated: Tables, own: str, predictor: str) -> dict[str, Any]:
     """Return mean JCT in seconds at batch 4: FCFS, ELIS' ISRTF, ours, SJF with known lengths."""
     policies = {"FCFS": ("fcfs", ""), "ISRTF": ("ELIS ISRTF", predictor), "own": (own, predictor)}
-    policies["SJF"] = ("oracle", "oracle")
-    made: dict[str, Any] = {}
+    policies["SJF"], made = ("oracle", "oracle"), {}
     for (model, table), load in itertools.product(evaluated.items(), LOADS):
         cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
         made[f"{model} {load:g}x"] = {name: cells[key] for name, key in policies.items()}
@@ -293,7 +277,6 @@ class Sentences:
         return self
 
     def log_tokens(self, prompts: Prompts) -> Floats:
-        """Return [n] log lengths, on the scale of the set."""
         return np.asarray(self.ridge_.predict(self._standard(_columns(list(prompts.text)))))
 
     def _standard(self, columns: Floats) -> Floats:
@@ -339,7 +322,6 @@ def _encoder() -> SentenceEncoder:
 
 
 def _columns(prompts: list[str]) -> Floats:
-    """Return [n, columns] of prompts; each is read once."""
     own, at = np.unique(prompts, return_inverse=True)
     read = [str(text) for text in own]
     return np.hstack([prompt_features(read)[0], _encoder().embed(read, HEAD_TOKENS, TAIL_TOKENS)])[at]
@@ -363,10 +345,8 @@ def trained_blend(text: Path) -> Blend:
 
 
 def blend_description() -> str:
-    """Return the parts of the blend and their training data."""
-    ridge = (
-        "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)" if _has_encoder() else "no sentence encoder"
-    )
+    vectors = "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)"
+    ridge = vectors if _has_encoder() else "no sentence encoder"
     return (
         "blend of: the shipped predictor (outputs of Open-Assistant's openly licensed models); Lexical on OASST, "
         f"Arena-Hard, ZeroEval, GPTeacher, alpaca_en_demo; {ridge}; scaled on Arena-Hard prompts; AlpacaEval unseen"

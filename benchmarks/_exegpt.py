@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -16,7 +16,7 @@ from _texts import lines
 from lengthwise import catalog, schedule
 from lengthwise.catalog import weight_bytes
 from lengthwise.config.workload import read_trace
-from lengthwise.schedule import Assumptions, Controls, Estimator, Strategy, TaskLengths, drift
+from lengthwise.schedule import Assumptions, Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schedule.baselines import SYSTEMS, curve
 from lengthwise.schedule.length_drift import MARGINS, MOVES, moments, moved
 from lengthwise.schedule.search_space import row_of
@@ -34,8 +34,6 @@ WAA = (Strategy.WAA_C, Strategy.WAA_M)
 
 @dataclass(frozen=True)
 class Served:
-    """A model on a number of GPUs of a cluster."""
-
     model: str
     cluster: str
     gpus: int
@@ -72,7 +70,6 @@ def estimator(served: Served, task: str | schedule.TaskLengths, **options: Any) 
 
 
 def planner(of: Estimator, strategies: Sequence[Strategy] = tuple(Strategy)) -> schedule.Planner:
-    """Return the planner over all schedules of the strategies at all degrees."""
     return schedule.Planner(of, tuple(of.setting.tables), strategies)
 
 
@@ -86,19 +83,21 @@ def chosen(plan: schedule.Planner, bound_s: float, **options: bool) -> schedule.
     return choice
 
 
-def best_by_strategy(choice: schedule.Choice | None) -> dict[str, ScheduleRow | None]:
-    """Return the best schedule of each strategy over all degrees, of a choice that was searched separately."""
-    sides = [side for side in (choice.sides if choice else ()) if side.best]
-    best = {side.strategy: side.best for side in sorted(sides, key=lambda side: side.best.throughput_rps)}
-    return {strategy.value: best.get(strategy.value) for strategy in Strategy}
-
-
-@dataclass(frozen=True)
 class FasterTransformer:
-    """Static batches: a bound limits the task's longest output, a batch ends with its own longest one."""
+    """Static batches: a bound limits the task's longest output, a batch ends with its own longest one.
 
-    static: schedule.StaticBatches
-    rps: np.ndarray
+    Every iteration takes the mean over the iterations of the task's longest output, slightly too much.
+    """
+
+    def __init__(self, of: Estimator) -> None:
+        self.static, setting = schedule.static_batches(of), of.setting
+        log_cdf = np.log(np.maximum(np.cumsum(setting.task.output_pmf)[:-1], 1e-300))
+        rps = []
+        for row in self.static.rows:
+            longest = (1 - np.exp(row.prefill_batch * log_cdf)).sum()  # mean maximum of a batch
+            steps = longest - setting.assumptions.encode_output_tokens
+            rps.append(row.prefill_batch / (row.encode_s + row.decode_s * steps))
+        self.rps = np.array(rps)
 
     def best(self, bound_s: float) -> tuple[float, ScheduleRow] | None:
         """Return (requests per second, batch) of the highest throughput that meets a bound."""
@@ -111,21 +110,6 @@ class FasterTransformer:
         return (*quantiles, math.inf) if quantiles else ()
 
 
-def faster_transformer(of: Estimator) -> FasterTransformer:
-    """Return its batches.
-
-    Every iteration takes the mean over the iterations of the task's longest output, slightly too much.
-    """
-    static, setting = schedule.static_batches(of), of.setting
-    log_cdf = np.log(np.maximum(np.cumsum(setting.task.output_pmf)[:-1], 1e-300))
-    rps = []
-    for row in static.rows:
-        longest = (1 - np.exp(row.prefill_batch * log_cdf)).sum()  # mean maximum of a batch
-        steps = longest - setting.assumptions.encode_output_tokens
-        rps.append(row.prefill_batch / (row.encode_s + row.decode_s * steps))
-    return FasterTransformer(static, np.array(rps))
-
-
 def as_deployed(of: Estimator, row: ScheduleRow) -> schedule.Estimates:
     """Estimate a schedule with the GPU split that was planned, for other lengths."""
     strategy = Strategy(row.strategy)
@@ -136,7 +120,6 @@ def as_deployed(of: Estimator, row: ScheduleRow) -> schedule.Estimates:
 
 
 def summary_of(row: ScheduleRow | None) -> dict[str, Any] | None:
-    """Return a schedule as rows save it."""
     if row is None:
         return None
     numbers = {"rps": row.throughput_rps, "latency_s": row.latency_s, "constrained_latency_s": row.latency_high_s}
@@ -189,16 +172,18 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
 def _cells(served, task: str) -> list[dict[str, Any]]:
     """Return for each bound FasterTransformer's best, each strategy's best, and the gain of the best of them."""
     of = estimator(served, task)
-    ft, plan, cells = faster_transformer(of), planner(of), []
+    ft, plan, cells = FasterTransformer(of), planner(of), []
     for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=False):
         choice, other = chosen(plan, bound_s, separately=True), ft.best(bound_s)
         assert other is not None  # bounds are quantiles of its latencies
+        sides = [side for side in (choice.sides if choice else ()) if side.best]
+        best = {side.strategy: side.best for side in sorted(sides, key=lambda side: side.best.throughput_rps)}
         cells.append({
             "bound": bound,
             "bound_s": bound_s,
             "ft": {"rps": other[0], "batch": other[1].prefill_batch, "constrained_latency_s": other[1].latency_s},
             "ft_task_longest_rps": ft.static.best(bound_s).throughput_rps,
-            "strategies": {name: summary_of(row) for name, row in best_by_strategy(choice).items()},
+            "strategies": {strategy.value: summary_of(best.get(strategy.value)) for strategy in Strategy},
             "won": choice.row.strategy if choice else None,
             "gain": (choice.row.throughput_rps if choice else 0.0) / other[0],
         })  # fmt: skip
@@ -213,7 +198,7 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
         gains = {}
         for served, task in LARGE[:1] if quick else LARGE:
             of = estimator(served, task)
-            ft = faster_transformer(of)
+            ft = FasterTransformer(of)
             bound_s = next(row.latency_s for row in ft.static.rows if row.prefill_batch == batch)
             choice = chosen(planner(of), bound_s)
             gains[f"{served.name}, {task}"] = choice.row.throughput_rps / ft.best(bound_s)[0] if choice else 0.0
@@ -231,7 +216,7 @@ TABLE6 = (  # bound, strategy, B_E, N_D, degree, latency, requests per second; t
 )
 
 
-def table6(_: Path, quick: bool) -> dict[str, Any]:
+def choices(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per bound: the choice, and the best of the schedules that the paper's may mean."""
     of = estimator(OPT, "s")
     plan = planner(of)
@@ -245,11 +230,8 @@ def table6(_: Path, quick: bool) -> dict[str, Any]:
     rows = {}
     for bound_s, name, batch, steps, tp, latency_s, rps in TABLE6[: 2 if quick else None]:
         choice = chosen(plan, bound_s, separately=True)
-        schedules = [
-            Controls(strategy, batch, steps, tp=tp, tp_groups=groups)
-            for strategy in (WAA if name == "waa" else (Strategy.RRA,))
-            for groups in range(1, OPT.gpus // tp + 1)
-        ]
+        kinds = product(WAA if name == "waa" else (Strategy.RRA,), range(1, OPT.gpus // tp + 1))
+        schedules = [Controls(strategy, batch, steps, tp=tp, tp_groups=groups) for strategy, groups in kinds]
         words = f"{name.upper()}, B_E = {batch}{f', N_D = {steps}' if name == 'rra' else ''}, TP {tp}"
         row = {"value": choice.row.throughput_rps, "unit": "requests/s", "choice": summary_of(choice.row)}
         row |= {"paper": {"words": words, "latency_s": latency_s, "rps": rps}}
@@ -286,12 +268,11 @@ def real(shared: Path, quick: bool) -> dict[str, Any]:
     ]
     rows = {}
     for (served, name), cells in splits[0].items():
-        mean, sd, _ = moments(TaskLengths.from_samples(*traces[name], name).output_pmf)
-        prompt = traces[name][0]
+        prompt, (mean, sd, _) = traces[name][0], moments(TaskLengths.from_samples(*traces[name], name).output_pmf)
         lengths = {"requests": len(prompt), "prompt_mean": float(prompt.mean()), "output_mean": mean, "output_sd": sd}
         rows[f"exegpt.real.{served.name}.{name}"] = _mean_gain(cells) | {"lengths": lengths, "cells": cells}
-    every = [cell for split in splits for cells in split.values() for cell in cells]
-    means = [fmean(_gains(chain.from_iterable(split.values()))) for split in splits]
+    split_cells = [list(chain(*split.values())) for split in splits]
+    every, means = list(chain(*split_cells)), [fmean(_gains(cells)) for cells in split_cells]
     rows["exegpt.gain_real"] = _mean_gain(every) | {
         "ci": (min(means), max(means)),
         "cells": len(every),
@@ -309,7 +290,7 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
     order = np.random.default_rng(seed).permutation(len(prompt))
     parts = np.split(order, [max(int(PLANNED_SHARE * len(order)), 1)])
     known, unseen = (estimator(served, TaskLengths.from_samples(prompt[part], output[part], name)) for part in parts)
-    plan, ft_known, ft = planner(known), faster_transformer(known), faster_transformer(unseen)
+    plan, ft_known, ft = planner(known), FasterTransformer(known), FasterTransformer(unseen)
     cells = []
     for bound, bound_s in zip(BOUNDS, ft_known.bounds_s(), strict=False):
         batch = ft_known.best(bound_s)[1].prefill_batch
@@ -350,17 +331,17 @@ def _read(path: Path) -> Lengths:
 
 
 # Figure 11: task T's outputs drift, OPT-13B's schedule stays
-def drifts(_: Path, quick: bool) -> dict[str, Any]:
+def drift(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per strategy: every drift with the fixed and the new schedule, and the margins of both SLAs."""
     of = estimator(OPT, "t")
-    bounds = list(zip(BOUNDS, faster_transformer(of).bounds_s(), strict=True))[1:]
+    bounds = list(zip(BOUNDS, FasterTransformer(of).bounds_s(), strict=True))[1:]
     rows = {}
     for name, strategies in {"waa": WAA, "rra": (Strategy.RRA,)}.items():
         plan = planner(of, strategies)
         bound, bound_s, choice = next((*one, found) for one in bounds if (found := chosen(plan, one[1])))
         before, moves = choice.row, []
         tighter = lru_cache(maxsize=len(MARGINS))(lambda margin, p=plan, b=bound_s: chosen(p, b * (1 - margin)))
-        for row in drift(plan, choice, MOVES[:2] if quick else MOVES):
+        for row in schedule.drift(plan, choice, MOVES[:2] if quick else MOVES):
             rates = {"fixed_schedule_rps": row.retained, "replanned_rps": row.replanned}
             moves.append(
                 {"changed": row.changed, "change": row.change, "margin": row.margin}
@@ -394,10 +375,8 @@ def _fixed_length(of, row: ScheduleRow, what: str, change: float, bound_s: float
         more = length - other.setting.task.output_quantile(other.setting.assumptions.level)
         return float(got.latency_high_s[0] + more * iteration_s)
 
-    margin = 0.0
-    if latency_s(row) > bound_s:
-        ladder = ((m, tighter(m)) for m in MARGINS)
-        margin = next((m for m, one in ladder if one and latency_s(one.row) <= bound_s), math.nan)
+    ladder = chain([(0.0, row)], ((m, one.row) for m in MARGINS if (one := tighter(m))))
+    margin = next((m for m, tight in ladder if latency_s(tight) <= bound_s), math.nan)
     return {"fixed_latency": latency_s(row) / row.latency_high_s, "fixed_margin": margin}
 
 
@@ -415,8 +394,7 @@ def systems(_: Path, quick: bool, model: str) -> dict[str, Any]:
 
 def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
     of = estimator(served, task)
-    setting, bounds_s, ft = of.setting, faster_transformer(of).bounds_s(), faster_transformer(of).static
-    plans = {1: planner(of)}
+    setting, ft, plans = of.setting, FasterTransformer(of), {1: planner(of)}
     for replicas in range(2, setting.cluster.gpus + 1):
         cluster = replace(setting.cluster, gpus=setting.cluster.gpus // replicas)
         fits = weight_bytes(setting.model) <= cluster.gpus * setting.available_bytes
@@ -424,15 +402,15 @@ def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
             tables = {tp: one for tp, one in setting.tables.items() if tp <= cluster.gpus}
             plans[replicas] = planner(Estimator(setting.task, cluster, setting.model, tables, setting.assumptions))
     curves = {name: curve(of, name, requests=150 if quick else 800, seed=11) for name in SYSTEMS}
-    cut, cells = (ft.tp, ft.gpus // ft.tp), []
-    for bound, bound_s in zip(BOUNDS, bounds_s, strict=True):
-        choices = {replicas: choice for replicas, plan in plans.items() if (choice := chosen(plan, bound_s))}
-        replicas = max(choices, key=lambda n: n * choices[n].row.throughput_rps, default=None)
-        best = replicas and summary_of(choices[replicas].row)
+    cut, cells = (ft.static.tp, ft.static.gpus // ft.static.tp), []
+    for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=True):
+        some = {replicas: choice for replicas, plan in plans.items() if (choice := chosen(plan, bound_s))}
+        replicas = max(some, key=lambda n: n * some[n].row.throughput_rps, default=None)
+        best = replicas and summary_of(some[replicas].row)
         cells.append({
             "bound": bound,
             "bound_s": bound_s,
-            "exegpt": summary_of(choices[1].row) if 1 in choices else None,
+            "exegpt": summary_of(some[1].row) if 1 in some else None,
             "exegpt_in_replicas": best and best | {"rps": replicas * best["rps"], "replicas": replicas},
             "systems": {name: _best_of(found, bound_s) for name, found in curves.items()},
             "as_cut_for_ft": {name: _best_of(found, bound_s, cut) for name, found in curves.items()},
@@ -454,20 +432,19 @@ def _best_of(found, bound_s: float, cut: tuple[int, int] | None = None) -> dict[
 
 def gains_over(_: Path, _quick: bool) -> dict[str, Any]:
     """Return the mean gain over each system in all saved cells."""
-    rows = [row for row in json_lines(RESULTS) if row["name"].startswith("exegpt.systems.")]
-    every = {row["name"]: row["details"]["cells"] for row in rows}
-    gains = {}
+    rows, gains = json_lines(RESULTS), {}
+    every = [row["details"]["cells"] for row in rows if row["name"].startswith("exegpt.systems.")]
     for system in SYSTEMS:
-        found = {name: cells for name, cells in every.items() if all(system in cell["systems"] for cell in cells)}
-        scenarios = {name: some for name, cells in found.items() if (some := _ratios(cells, system))}
+        found = [cells for cells in every if all(system in cell["systems"] for cell in cells)]
+        scenarios = [some for cells in found if (some := _ratios(cells, system))]
         if not scenarios:
             continue
-        cells, ratios = list(chain(*found.values())), list(chain(*scenarios.values()))
+        cells, ratios = list(chain(*found)), list(chain(*scenarios))
         by_bound = {bound: _ratios((cell for cell in cells if cell["bound"] == bound), system) for bound in BOUNDS}
         gains[f"exegpt.gain_over_{system.replace('-', '_')}"] = {
             "value": fmean(ratios),
             "unit": "times",
-            "ci": _interval(list(scenarios.values())),
+            "ci": _interval(scenarios),
             "ahead": sum(ratio > 1 for ratio in ratios),
             "both_meet": len(ratios),
             "by_bound": {bound: _mean(some) for bound, some in by_bound.items()},
@@ -477,7 +454,7 @@ def gains_over(_: Path, _quick: bool) -> dict[str, Any]:
     return gains
 
 
-def _interval(scenarios: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+def _interval(scenarios: Sequence[list[float]]) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean over all ratios, by Student's t over scenarios; None of fewer than two.
 
     Ratios of a scenario depend on each other, so each scenario counts as one draw: its sum of deviations.

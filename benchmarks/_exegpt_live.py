@@ -1,8 +1,8 @@
 """RRA on a real engine: expected schedules and those that a CPU vLLM with our scheduler class executed.
 
-A vLLM of a small random-weight model on one thread is profiled and calibrated (as in ``_live``), and the estimator
-chooses schedules from these tables. The same requests go to engines with these schedules, to a gateway in front of the
-stock scheduler, and to the stock scheduler at the same concurrency, in turns; ranges are over repeats.
+A vLLM of a small random-weight model is profiled and calibrated (as in ``_live``), and the estimator chooses schedules.
+The same requests go to engines with these schedules, to a gateway in front of the stock scheduler, and to the stock
+scheduler at the same concurrency, in turns; ranges are over repeats.
 """
 
 import asyncio
@@ -73,11 +73,6 @@ class Expected:
     def ramp(self) -> int:
         """Phases until the decode batch is full."""
         return -(-LONGEST // self.controls.decode_steps) + 1
-
-    @property
-    def concurrency(self) -> int:
-        """Requests in a decode batch, rounded."""
-        return max(1, round(self.decode_batch))
 
     def requests(self, plan: Plan) -> int:
         """Requests of a run: the window has its planned length between filling and draining the batch."""
@@ -175,8 +170,7 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
     split = circle.split(circle.runs, SETTING)
     found = split.calibrated()
     circle.say(f"calibrated on {len(split.learnt)} runs: {'; '.join(found.notes)}")
-    errors = _circle.errors(d, found.tables, split.held_out)
-    return found.tables, {"held_out_errors": errors, "calibration": [asdict(one) for one in found.parameters]}
+    return found.tables, {"calibration": [asdict(one) for one in found.parameters]}
 
 
 def _run_once(
@@ -184,7 +178,8 @@ def _run_once(
 ) -> dict[str, dict[str, float]]:
     """Run a schedule inside the engine, by a gateway, and the stock scheduler at the same concurrency."""
     made, model = workload(one.requests(plan), 100 + repeat), circle.model.name
-    waiting = 2 * one.concurrency + 4 * one.controls.prefill_batch  # a prefill's worth of requests always waits
+    concurrency = max(1, round(one.decode_batch))
+    waiting = 2 * concurrency + 4 * one.controls.prefill_batch  # a prefill's worth of requests always waits
     record, longest = circle.work / f"{one.name}.phases.jsonl", made.output_tokens == LONGEST
     before = len(json_lines(record)) if record.exists() else 0
     _, finished_s = asyncio.run(_send(scheduled, model, made, f"r{repeat}x", waiting))
@@ -196,7 +191,7 @@ def _run_once(
     found = {"rra": _of_phases(phases, one, served)}
     found["gateway"] = _of_phases(*asyncio.run(_through_gateway(stock, model, made, f"g{repeat}x", one, waiting)))
     # The stock scheduler runs all requests as soon as they are sent; its window is the middle of the finished ones.
-    sent_s, finished_s = asyncio.run(_send(stock, model, made, f"s{repeat}x", one.concurrency))
+    sent_s, finished_s = asyncio.run(_send(stock, model, made, f"s{repeat}x", concurrency))
     from_s, to_s = np.sort(finished_s)[[len(made) // 5, 4 * len(made) // 5]]
     inside = (finished_s > from_s) & (finished_s <= to_s)
     latency_s = float((finished_s - sent_s)[inside & longest].mean())
@@ -238,8 +233,7 @@ def _of_phases(
 
     def exact(phase: dict[str, Any], following: dict[str, Any]) -> bool:
         """Check B_E and N_D; a phase may be shorter if no request is left, so that the next has new ones alone."""
-        none_left = following["decode_batch"] <= following["admitted"]
-        shorter = phase["decode_steps"] < steps and none_left
+        shorter = phase["decode_steps"] < steps and following["decode_batch"] <= following["admitted"]
         return phase["admitted"] == batch and (phase["decode_steps"] == steps or shorter)
 
     found = {
@@ -303,10 +297,8 @@ def _simulated(d: Deployment, tables: CostTables, one: Expected, n: int) -> dict
     window = np.unique(r.scheduled_s)[one.ramp : -1]
     inside = (r.scheduled_s >= window[0]) & (r.scheduled_s < window[-1])
     long = inside & (made.output_tokens == LONGEST) & (r.scheduled_s < window[-one.ramp])
-    return {
-        "throughput_rps": float(inside.sum() / (window[-1] - window[0])),
-        "latency_s": float((r.finished_s - r.scheduled_s)[long].mean()),
-    }
+    rps, latency_s = inside.sum() / (window[-1] - window[0]), (r.finished_s - r.scheduled_s)[long].mean()
+    return {"throughput_rps": float(rps), "latency_s": float(latency_s)}
 
 
 def _rows(
@@ -337,10 +329,8 @@ def _rows(
         name: fmean(a["throughput_rps"] / b["throughput_rps"] for a, b in zip(of["rra"], of["stock"], strict=True))
         for name, of in runs.items()
     }
-    repeats = len(runs[chosen[0].name]["rra"])
-    schedules = {"value": len(chosen), "unit": "schedules", "by_name": by_name, "repeats": repeats}
     return found | {
         "exegpt.live.exact_phases": {"value": exact, "unit": "share", "target": 1.0, "better": "higher"},
         "exegpt.live.over_stock": {"value": max(gains.values()), "unit": "times", "gains": gains},
-        "exegpt.live.schedules": schedules | notes,
+        "exegpt.live.schedules": {"value": len(chosen), "unit": "schedules", "by_name": by_name} | notes,
     }

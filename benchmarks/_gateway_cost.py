@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from _harness import cpu_seconds, group_use, machine, posted, summary
+from _harness import cpu_seconds, group_use, machine, posted, python_loop, summary
 
 from lengthwise.backend.process import free_port
 
@@ -36,7 +35,7 @@ ALL_CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE, OTHER_CORE = {ALL_CORES[0]}, {ALL_CORES[-1]}
 """For what is measured and for all else; equal on a machine with one core."""
 BLOCKS, TOKENS, CONNECTIONS, PACED_CONNECTIONS, GAP_MS = 8, 32, 16, 64, 5
-IO_ROUNDS, IO_BYTES, LOOP_ROUNDS = 5_000, 256, 100_000
+IO_ROUNDS, IO_BYTES = 5_000, 256
 TEXT = "Tell me in a few words how a request goes through a gateway, and what it waits for on its way. " * 6
 WAITING = 10_000
 FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
@@ -123,22 +122,18 @@ def printed_json(command: Sequence[str], cores: set[int]) -> Iterator[tuple[int,
 @contextmanager
 def started(name: str, backends: list[str], within_s: float = 90.0) -> Iterator[Process]:
     """Run the gateway or a peer in front of backends once it answers a chat; raise LookupError if not installed."""
-    port, failure, until = free_port(), "", time.monotonic() + within_s
-    key = KEY if name in ("gateway", "peer.litellm") else ""
-    url = f"http://127.0.0.1:{port}"
+    port, until = free_port(), time.monotonic() + within_s
+    key, url = KEY if name in ("gateway", "peer.litellm") else "", f"http://127.0.0.1:{port}"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{url}/v1/chat/completions", chat(), headers)
     with running(_command(name, backends, port, free_port()), MEASURED_CORE) as (process, log):
         while True:
             try:
-                request = urllib.request.Request(f"{url}/v1/chat/completions", chat(), headers)
                 with urllib.request.urlopen(request, timeout=20):
                     break
-            except urllib.error.HTTPError as error:
-                failure = f"{error.code} {error.read()[:300]!r}"
             except OSError as error:
-                failure = str(error)
-            if time.monotonic() > until or process.poll() is not None:
-                raise RuntimeError(f"{name} answers no chat ({failure}): {log.read_text()[-1500:]}")
+                if time.monotonic() > until or process.poll() is not None:
+                    raise RuntimeError(f"{name} answers no chat ({error}): {log.read_text()[-1500:]}") from error
             time.sleep(0.2)
         yield Process(process.pid, url, key)
 
@@ -158,7 +153,6 @@ def _command(name: str, backends: list[str], port: int, admin_port: int) -> list
 
 
 def _program(name: str) -> str:
-    """Find a program next to this Python, in the folders of LENGTHWISE_PEERS, or on PATH."""
     folders = [str(Path(sys.executable).parent), os.environ.get("LENGTHWISE_PEERS", ""), os.environ.get("PATH", "")]
     if (path := shutil.which(name, path=os.pathsep.join(folders))) is None:
         raise LookupError(f"{name} is not installed (next to this Python, on PATH, or in LENGTHWISE_PEERS)")
@@ -168,14 +162,14 @@ def _program(name: str) -> str:
 # A client of little cost: raw connections, requests prepared as bytes, responses only delimited
 def chat(*, stream: bool = False, tokens: int = TOKENS, gap_ms: int = 0) -> bytes:
     """Return the body of a chat of about 700 bytes."""
-    content = (f"<gap:{gap_ms}> " if gap_ms else "") + TEXT
-    fields = {"model": "toy", "messages": [{"role": "user", "content": content}], "max_tokens": tokens}
-    return json.dumps(fields | {"temperature": 0} | ({"stream": True} if stream else {})).encode()
+    messages = [{"role": "user", "content": (f"<gap:{gap_ms}> " if gap_ms else "") + TEXT}]
+    fields = {"model": "toy", "messages": messages, "max_tokens": tokens, "temperature": 0}
+    return json.dumps(fields | ({"stream": True} if stream else {})).encode()
 
 
 @dataclass
 class Times:
-    """Seconds of a load; ``first_s`` until the first byte of each body, ``sample`` one of the bodies."""
+    """Seconds of a load; ``first_s`` until the first byte of each body, ``sample`` the first or a failed one."""
 
     wall_s: float = 0.0
     total_s: list[float] = field(default_factory=list)
@@ -270,22 +264,12 @@ def overhead(_: Path, quick: bool, name: str) -> dict[str, Any]:
         if name == "gateway":
             raise
         return {f"{name}.skipped": {"skipped": f"the program does not work: {error!r}"}}
-    for pace, times_us in before.items():
-        rows[pace] = summary([*times_us, *after[pace]]) | {"unit": "us"}
-        rows[pace] |= {"before_us": statistics.median(times_us), "after_us": statistics.median(after[pace])}
+    rows |= {pace: summary([*before[pace], *after[pace]]) | {"unit": "us"} for pace in before}
     return {f"{name}.{n}": {"better": "higher" if n == "rps" else "lower"} | row for n, row in rows.items()}
 
 
 def _pace() -> dict[str, list[float]]:
-    """Return microseconds of fixed work on the measured core: plain Python, and small socket writes and reads.
-
-    The speed of a shared machine drifts by half within hours; only runs with similar values can be compared.
-    """
-
-    def python_loop() -> None:
-        number = 1
-        for _ in range(LOOP_ROUNDS):
-            number = (number * 1_103_515_245 + 12_345) & 0x7FFFFFFF
+    """Return microseconds of fixed work on the measured core: only runs with similar values can be compared."""
 
     def socket_io() -> None:
         one, other = socket.socketpair()
@@ -303,12 +287,10 @@ def _measured(name: str, process: Process, backend: Process, counts: tuple[int, 
     single, many, streams, paced, memory = (max(BLOCKS, int(LIGHT.get(name, 1.0) * n)) for n in counts)
     _check(process, backend)
     closed_loop(process, chat(), max(BLOCKS, many // 10), 4)  # warms up
-    rows = _added_latency(process, backend, max(1, single // BLOCKS))
-    before = process.cpu_s()
+    rows, before = _added_latency(process, backend, max(1, single // BLOCKS)), process.cpu_s()
     times = closed_loop(process, chat(), many, CONNECTIONS)
-    cpu_us = (process.cpu_s() - before) / many * 1e6
+    rows["cpu_us_per_request"] = {"value": (process.cpu_s() - before) / many * 1e6, "unit": "us"}
     rows["rps"] = {"value": many / times.wall_s, "unit": "requests/s"}
-    rows["cpu_us_per_request"] = {"value": cpu_us, "unit": "us"}
     for figure, count, connections, gap_ms in (
         ("cpu_us_per_token_back_to_back", streams, CONNECTIONS, 0),
         ("cpu_us_per_token", paced, PACED_CONNECTIONS, GAP_MS),  # paced, far from saturation
@@ -324,8 +306,7 @@ def _measured(name: str, process: Process, backend: Process, counts: tuple[int, 
 def _check(process: Process, backend: Process) -> None:
     """Check that responses are the backend's own: the text of a complete one, and all tokens of a stream."""
     bodies = [json.loads(closed_loop(of, chat(), 1, 1).sample) for of in (process, backend)]
-    own, direct = (body["choices"][0]["message"]["content"] for body in bodies)
-    assert own == direct
+    assert len({body["choices"][0]["message"]["content"] for body in bodies}) == 1
     stream = closed_loop(process, chat(stream=True), 1, 1).sample.decode()
     *events, last = [line[5:].strip() for line in stream.splitlines() if line.startswith("data:")]
     assert last == "[DONE]"
@@ -335,31 +316,26 @@ def _check(process: Process, backend: Process) -> None:
 
 def _added_latency(process: Process, backend: Process, block: int) -> dict[str, Any]:
     """Return median latency above the direct one, one request at a time, in blocks by turns."""
-    added_ms, first_ms, direct_ms = [], [], []
+    added_ms, first_ms = [], []
     for _ in range(BLOCKS):
-        direct, through = (closed_loop(of, chat(), block, 1) for of in (backend, process))
-        direct_ms.append(1e3 * statistics.median(direct.total_s))
-        added_ms.append(1e3 * statistics.median(through.total_s) - direct_ms[-1])
+        direct, through = (statistics.median(closed_loop(of, chat(), block, 1).total_s) for of in (backend, process))
+        added_ms.append(1e3 * (through - direct))
         stream = closed_loop(process, chat(stream=True, tokens=4), max(1, block // 4), 1)
         first_ms.append(1e3 * statistics.median(stream.first_s))
-    details = {"direct_p50_ms": statistics.median(direct_ms), "machine": machine()}
-    return {
-        "added_p50_ms": summary(added_ms) | {"unit": "ms"} | details,
-        "ttft_p50_ms": summary(first_ms) | {"unit": "ms"},
-    }
+    added = summary(added_ms) | {"unit": "ms", "machine": machine()}
+    return {"added_p50_ms": added, "ttft_p50_ms": summary(first_ms) | {"unit": "ms"}}
 
 
 def _memory_growth(process: Process, count: int) -> dict[str, Any]:
     """Return the growth of resident memory over requests of which every tenth is a stream."""
-    stream = chat(stream=True, tokens=8)
-    closed_loop(process, chat(), max(CONNECTIONS, count // 20), CONNECTIONS)
-    closed_loop(process, stream, max(CONNECTIONS, count // 100), CONNECTIONS)
-    rss_mib = [group_use(process.group)[1]]
-    for _ in range(10):
-        closed_loop(process, chat(), int(0.9 * count) // 10, CONNECTIONS)
-        closed_loop(process, stream, int(0.1 * count) // 10, CONNECTIONS)
-        rss_mib.append(group_use(process.group)[1])
-    return {"value": rss_mib[-1] - rss_mib[0], "unit": "MiB", "requests": count, "rss_mib": rss_mib}
+
+    def rss_after_mib(requests: int) -> float:
+        closed_loop(process, chat(), int(0.9 * requests), CONNECTIONS)
+        closed_loop(process, chat(stream=True, tokens=8), max(CONNECTIONS, requests // 10), CONNECTIONS)
+        return group_use(process.group)[1]
+
+    first_mib = rss_after_mib(max(10 * CONNECTIONS, count // 20))
+    return {"value": rss_after_mib(count) - first_mib, "unit": "MiB", "requests": count}
 
 
 # Reordering
@@ -370,8 +346,7 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
     from lengthwise.gateway.request import LengthPrediction, Request
     from lengthwise.gateway.scheduling import WorkerState
 
-    rng = np.random.default_rng(0)
-    order = Order(mode="isrtf", rank="hrrn", max_wait_s=3600.0)  # a rank whose keys change with time
+    rng, order = np.random.default_rng(0), Order(mode="isrtf", rank="hrrn", max_wait_s=3600.0)  # keys change with time
     scheduler = Scheduler(order, Admission(), Dispatch())
     scheduler.workers(0.0, [WorkerState("w", ("toy",), in_flight=1)])
     for i in range(WAITING + 1):
@@ -400,10 +375,11 @@ def scale(_: Path, quick: bool) -> dict[str, Any]:
     """Return peak rates at a mean delay of at most MAX_DELAY_S with 10 and 50 engines, and their ratio."""
     with on_cores(OTHER_CORE):
         peaks = {engines: _peak(engines, quick=quick) for engines in (10, 50)}
-    probes = {str(engines): probes for engines, (_, probes) in peaks.items()}
-    rows = {f"gateway.peak_rps_{n}": {"value": rate, "unit": "requests/s"} for n, (rate, _) in peaks.items()}
-    ratio = {"value": peaks[50][0] / peaks[10][0]} | probes | {"machine": machine()}
-    return rows | {"gateway.scale_50_over_10": ratio}
+    rows = {
+        f"gateway.peak_rps_{engines}": {"value": rate, "unit": "requests/s", "probes": probes}
+        for engines, (rate, probes) in peaks.items()
+    }
+    return rows | {"gateway.scale_50_over_10": {"value": peaks[50][0] / peaks[10][0], "machine": machine()}}
 
 
 def _peak(engines: int, *, quick: bool) -> tuple[float, list[dict[str, float]]]:

@@ -1,8 +1,8 @@
 """The gain of length-aware order: the gateway in front of two engines, and the simulator's prediction.
 
 Each run is a burst of recorded prompts through the complete gateway, over HTTP. 1x is the rate that two engines with
-full batches serve, as fitted to runs under FCFS. The policies of a shuffle run one after the other, so that other load
-affects them alike. Intervals are Student's t over shuffles.
+full batches serve, as fitted to runs under FCFS. The policies of a shuffle run in turns, so that other load affects
+them alike. Intervals are Student's t over shuffles.
 
 Prompts are AlpacaEval's (non-commercial: for evaluation only, never for training), lengths those of Vicuna 13B's
 outputs, divided by SHRINK. Engines receive each length in ``vllm_xargs.output_tokens``; the gateway sees only
@@ -16,13 +16,13 @@ import math
 import os
 import tempfile
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,18 +66,11 @@ NEGLIGIBLE = {"gap_closed": 0.05, "p99_over_oracle": 0.02, "mean_over_fcfs": 0.0
 """Differences that matter to no user: where the complete interval is below, the prediction is right."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of the measurement."""
-
+class Plan(NamedTuple):
     loads: tuple[float, ...] = (1.0, 3.0, 5.0)
     batches: tuple[int, ...] = (1, 2, 4)
     shuffles: int = 12
     simulated: int = 40
-
-    def count(self, batch: int) -> int:
-        """Return the requests of a burst: enough per slot for slots to change hands."""
-        return 16 + 16 * batch
 
 
 FULL, QUICK = Plan(), Plan(loads=(3.0,), batches=(2,), shuffles=2)
@@ -89,8 +82,8 @@ class Cell:
 
     load: float
     batch: int
-    measured: dict[str, list[Floats]] = field(default_factory=dict)
-    simulated: dict[str, list[Floats]] = field(default_factory=dict)
+    measured: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
+    simulated: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
     fcfs_traces: list[Trace] = field(default_factory=list)
     preemptions: Counter[str] = field(default_factory=Counter)
 
@@ -112,16 +105,13 @@ def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
     own, results = policies[ISRTF], [result for of in policies.values() for result in of.values()]
     verdicts = Counter(result["verdict"] for result in results)
     inside = sum(result["ci"][0] <= result["simulated"] <= result["ci"][1] for result in results)
+    details = {"policies": policies, "cells": list(map(_summary_of, cells)), "machine": machine()}
     return {
-        f"gateway.{kind}.gap_closed": own["gap_closed"] | {
-            "policies": policies,
-            "cells": [_summary_of(cell) for cell in cells],
-            "machine": machine(),
-        },
+        f"gateway.{kind}.gap_closed": own["gap_closed"] | details,
         f"gateway.{kind}.p99_over_oracle": own["p99_over_oracle"],
         f"gateway.{kind}.simulated_within": {"value": verdicts["within"] / verdicts.total(), **verdicts},
         f"gateway.{kind}.simulated_in_interval": inside / len(results),
-    }  # fmt: skip
+    }
 
 
 # Traffic
@@ -210,7 +200,6 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _emulated_engines(batch: int) -> Iterator[list[str]]:
-    """Start emulated engines in a process of their own."""
     sizes = f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}"
     times = "--fixed-s 0.01 --decode-s 0.001 --prompt-token-s 0.0001"  # about a tiny model on one core
     command = f"-m lengthwise.testing.engine_server {sizes} {times}".split()
@@ -221,7 +210,8 @@ def _emulated_engines(batch: int) -> Iterator[list[str]]:
 # Measurement
 async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> list[Cell]:
     """Measure and simulate all loads at one batch size."""
-    first = shuffle(shared, 999, plan.count(batch))
+    count = 16 + 16 * batch  # enough requests per slot for slots to change hands
+    first = shuffle(shared, 999, count)
     await _run(urls, batch, FCFS, shuffle(shared, 998, 8))  # warms up
     _, trace, _ = await _run(urls, batch, FCFS, first)
     service = _fit([trace], batch)
@@ -231,20 +221,20 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
     cells = [Cell(load, batch) for load in plan.loads]
     for seed in range(plan.shuffles):
         for cell in cells:
-            made = shuffle(shared, seed, plan.count(batch), cell.load * rate_rps)
+            made = shuffle(shared, seed, count, cell.load * rate_rps)
             turn = seed % len(POLICIES)  # another policy starts in each shuffle
             for name in (*list(POLICIES)[turn:], *list(POLICIES)[:turn]):
                 jct_s, trace, preemptions = await _run(urls, batch, name, made)
-                cell.measured.setdefault(name, []).append(jct_s)
+                cell.measured[name].append(jct_s)
                 cell.preemptions[name] += preemptions
                 if name == FCFS:
                     cell.fcfs_traces.append(trace)
     service = _fit([trace for cell in cells for trace in cell.fcfs_traces], batch)
     for cell in cells:
         for seed in range(max(plan.simulated, plan.shuffles)):
-            made = shuffle(shared, seed, plan.count(batch), cell.load * rate_rps)
+            made = shuffle(shared, seed, count, cell.load * rate_rps)
             for name in POLICIES:
-                cell.simulated.setdefault(name, []).append(_simulate(made, service, name))
+                cell.simulated[name].append(_simulate(made, service, name))
     return cells
 
 
@@ -282,8 +272,8 @@ def _fit(traces: Sequence[Trace], batch: int) -> Service:
 
         at the engine = front_s + step_s tokens + seq_s tokens x (mean number of running sequences) + prompt_s prompt
 
-    Where cores are scarce, tokens reach the gateway in bursts, so only dispatch and end of a request are used. Relative
-    errors weigh short requests as much as long ones, but such a fit is too low, hence the scaling.
+    Tokens may reach the gateway in bursts, so only dispatch and end of a request are used. Relative errors weigh short
+    requests as much as long ones, but such a fit is too low, hence the scaling.
     """
     from scipy.optimize import nnls
 
@@ -365,26 +355,15 @@ def _evaluate(measured: Sequence[Runs], simulated: Sequence[Runs], name: str) ->
         # The interval of the simulated value is for the mean of another sample of as many shuffles.
         half, expected_half = _half_width(deviations), _half_width(spread) * math.sqrt(1 + drawn / shuffles)
         off_by, off_half = value - same, _half_width(deviations - same_deviations)
-        scale = 1.0 if metric == "gap_closed" else same
-        found[metric] = {
-            "value": value,
-            "ci": (value - half, value + half),
-            "simulated": expected,
-            "simulated_ci": (expected - expected_half, expected + expected_half),
-            "off_by": off_by,
-            "off_by_half_width": off_half,
-            "verdict": _verdict(off_by, off_half, CONCLUSIVE[metric] * scale, NEGLIGIBLE[metric] * scale),
-        }
+        scale, verdict = 1.0 if metric == "gap_closed" else same, "within"
+        if abs(off_by) + off_half > NEGLIGIBLE[metric] * scale:
+            if abs(off_by) > off_half:
+                verdict = "not within"
+            elif off_half > CONCLUSIVE[metric] * scale:
+                verdict = "too noisy to tell"
+        of_simulation = {"simulated": expected, "simulated_ci": (expected - expected_half, expected + expected_half)}
+        found[metric] = {"value": value, "ci": (value - half, value + half), "verdict": verdict} | of_simulation
     return found
-
-
-def _verdict(off_by: float, half_width: float, conclusive: float, negligible: float) -> str:
-    """Judge a prediction by the interval of its difference shuffle by shuffle."""
-    if abs(off_by) + half_width <= negligible:
-        return "within"
-    if abs(off_by) > half_width:
-        return "not within"
-    return "within" if half_width <= conclusive else "too noisy to tell"
 
 
 def _mean_ratio(over: Floats, under: Any) -> tuple[float, Floats]:
@@ -401,8 +380,7 @@ def _summary_of(cell: Cell) -> dict[str, Any]:
     """Return means and tails of one cell in seconds."""
     by_policy: dict[str, dict[str, float]] = {}
     for name, runs in cell.measured.items():
-        jct_s, simulated_s = np.concatenate(runs), np.concatenate(cell.simulated[name][: len(runs)])
+        jct_s = np.concatenate(runs)
         by_policy[name] = {"preemptions": cell.preemptions[name], "requests": len(jct_s)}
         by_policy[name] |= {"mean_s": jct_s.mean(), "p99_s": np.quantile(jct_s, 0.99)}
-        by_policy[name] |= {"simulated_mean_s": simulated_s.mean(), "simulated_p99_s": np.quantile(simulated_s, 0.99)}
     return {"load": cell.load, "batch": cell.batch, "policies": by_policy}

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,14 +66,8 @@ def machine() -> dict[str, Any]:
         cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         cpu = platform.processor()
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load_1m": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "numba": numba.__version__,
-        "numpy": np.__version__,
-    }
+    versions = {"python": platform.python_version(), "numba": numba.__version__, "numpy": np.__version__}
+    return {"cpu": cpu, "cores": os.cpu_count(), "load_1m": os.getloadavg()[0]} | versions
 
 
 def show(rows: Sequence[Row], *, as_json: bool) -> None:
@@ -106,6 +100,14 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return the items of each key, in their order."""
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Return the median and the range of repeats, as ``value`` and ``ci`` of a row."""
     return {"value": statistics.median(values), "ci": (min(values), max(values))}
@@ -118,6 +120,13 @@ def cpu_seconds(run: Callable[[], Any], repeats: int) -> list[float]:
         run()
         times_s.append(time.process_time())
     return [after - before for before, after in itertools.pairwise(times_s)]
+
+
+def python_loop() -> None:
+    """Run 100,000 rounds of integer arithmetic: a fixed amount of plain Python, to compare machines."""
+    number = 1
+    for _ in range(100_000):
+        number = (number * 1_103_515_245 + 12_345) & 0x7FFFFFFF
 
 
 def fresh_process(code: str, **environment: str) -> Any:

@@ -169,33 +169,28 @@ class Circle:
         plan, cpu = self.plan, self.device == "cpu"
         widest = WIDE if cpu else plan.fifo
         try:
-            settings = MeasurementSettings(
-                self.device,
-                plan.dtype,
-                threads=1 if cpu else None,
-                max_tokens=widest.step_tokens,
-                max_seqs=widest.seqs,
-                max_context=plan.max_model_len,
-            )
-            profile = measure_operators(
-                self.deployment(widest).model,
-                settings,
-                budget_s=min(plan.profile_s, plan.left_s() / 3),
-                resume=None if cpu else self.out / "profile.points.jsonl",
-            ).profile
+            sizes = {"max_tokens": widest.step_tokens, "max_seqs": widest.seqs, "max_context": plan.max_model_len}
+            settings = MeasurementSettings(self.device, plan.dtype, threads=1 if cpu else None, **sizes)
+            budget_s, resume = min(plan.profile_s, plan.left_s() / 3), self.out / "profile.points.jsonl"
+            model = self.deployment(widest).model
+            found = measure_operators(model, settings, budget_s=budget_s, resume=None if cpu else resume)
         except Exception:
             if cpu:
                 raise
             self.say(f"no profile, the roofline replaces it: {traceback.format_exc()}")
             return None
-        finally:
-            free_memory(self.device)
-        write_profile(profile, self.out / "profile.parquet")
-        self.say("; ".join((f"profile of {len(profile)} points", *profile.metadata.notes)))
-        return profile
+        finally:  # frees the memory of the profile before the engine, another process, allocates its own
+            gc.collect()
+            if not cpu:
+                import torch
+
+                with contextlib.suppress(RuntimeError):  # a GPU that broke for this process alone
+                    torch.cuda.empty_cache()
+        write_profile(found.profile, self.out / "profile.parquet")
+        self.say("; ".join((f"profile of {len(found.profile)} points", *found.profile.metadata.notes)))
+        return found.profile
 
     def tables(self, d: Deployment) -> CostTables:
-        """Return the tables of the profile alone."""
         if self.profile is None:
             return d.cost
         return fit_profile(self.profile, Target(d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len))[0]
@@ -306,18 +301,7 @@ class Circle:
         return found | {f"{prefix}.calibration": row}
 
 
-def free_memory(device: str) -> None:
-    """Free the memory of the profile before the engine, another process, allocates its own."""
-    gc.collect()
-    if device != "cpu":
-        import torch
-
-        with contextlib.suppress(RuntimeError):  # a GPU that broke for this process alone
-            torch.cuda.empty_cache()
-
-
 def main() -> None:
-    """Run the campaigns of the command line and print their rows."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--out", type=Path, required=True, help="folder for records and rows")
     options.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")

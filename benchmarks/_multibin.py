@@ -97,12 +97,9 @@ def theorems(_shared: Path, quick: bool) -> Rows:
     errors = {name: {key: of[at] for key, *of in found} for at, name in enumerate(("throughput", "latency"))}
     worst = {name: max(map(abs, of.values())) for name, of in errors.items()}
     assert quick or max(worst.values()) < 0.01, errors
-    sizes = {"low_s": TIMES.low_s, "high_s": TIMES.high_s, "requests": requests, "seeds": SEEDS, "rate_rps": RATE_RPS}
-    about = {"runs": runs, "requests": runs * requests, "threads": THREADS, "machine": machine()}
-    return {
-        f"multibin.{name}_error_max": _row(worst[name], "relative", 0.01, **sizes, errors=of)
-        for name, of in errors.items()
-    } | {"multibin.check_s": _row(seconds, "s", 10, **about)}
+    about = {"requests": runs * requests, "threads": THREADS, "machine": machine()}
+    rows = {f"multibin.{name}_error_max": _row(worst[name], "relative", 0.01, errors=errors[name]) for name in errors}
+    return rows | {"multibin.check_s": _row(seconds, "s", 10, **about)}
 
 
 def saturation(_shared: Path, quick: bool) -> Rows:
@@ -293,14 +290,10 @@ def engine(shared: Path, quick: bool) -> Rows:
     exact, close = (max(abs(e / s - 1) for e, s in one.values()) for one in (same, roofline))
     assert exact < 1e-9, same
     assert close < 0.06, roofline
-    gains = {
-        str(bins): {
-            "engine_gain": rates[0] / roofline[1][0] - 1,
-            "server_gain": rates[1] / roofline[1][1] - 1,
-            "theory_gain": theory.gain(times, theory.equal_mass(times, bins), BATCH),
-        }
-        for bins, rates in roofline.items()
-    }
+    gains = {}
+    for bins, rates in roofline.items():
+        gain = {f"{name}_gain": rates[i] / roofline[1][i] - 1 for i, name in enumerate(("engine", "server"))}
+        gains[str(bins)] = gain | {"theory_gain": theory.gain(times, theory.equal_mass(times, bins), BATCH)}
     details = {"requests": requests, "batch": BATCH, "prompt_tokens": PROMPT_TOKENS, "by_bins": gains}
     return {
         "multibin.engine_error": _row(exact, "relative", 1e-9, step_s=STEP_S),

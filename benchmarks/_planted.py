@@ -78,19 +78,11 @@ def coverage_row(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[st
         low, high = exact_interval(sum(of), len(of))
         return {"n": len(of), "satisfied": sum(of), "low": round(low, 3), "high": round(high, 3)}
 
-    return {
-        "value": float(np.mean(known)),
-        "ci": exact_interval(sum(known), len(known)),
-        "details": {
-            "n": len(known),
-            "of_runs": len(runs),
-            "satisfied": sum(known),
-            "by_parameter": {name: share(of) for name, of in hits.items()},
-            "missing": {"n": len(others), "satisfied": sum(others)},
-            "runs": {run: {name: of[1] for name, of in found.items() if of[0]} for run, found in runs.items()},
-            "planted": PLANTED,
-        },
-    }
+    details: dict[str, Any] = {"n": len(known), "of_runs": len(runs), "satisfied": sum(known), "planted": PLANTED}
+    details["missing"] = {"n": len(others), "satisfied": sum(others)}
+    details["by_parameter"] = {name: share(of) for name, of in hits.items()}
+    details["runs"] = {run: {name: of[1] for name, of in found.items() if of[0]} for run, found in runs.items()}
+    return {"value": float(np.mean(known)), "ci": exact_interval(sum(known), len(known)), "details": details}
 
 
 # Counters: planted runs whose server counts its steps as vLLM does
@@ -100,8 +92,6 @@ PERIODS_S = (0.25, 0.5, 1.0)  # between two reads of the counters, in turns
 ANSWER_S = 0.005
 KINDS = ("requests", "counters", "log")
 """Inputs of a fit: requests alone, and counters or a log of every step as well."""
-
-
 Report = tuple[float, float, float]
 """The result for a planted value, in logs of it: value, low, high."""
 
@@ -133,13 +123,10 @@ def counters_row(name: str, runs: Sequence[Mapping[str, Mapping[str, Report]]], 
     for kind in KINDS:
         some = [run[kind][name] for run in runs]
         mean = mean_estimate([abs(off) for off, _, _ in some])
-        kinds[kind] = {
-            "error": round(mean.value, 4),
-            "low": round(max(0.0, mean.low), 4),
-            "high": round(mean.high, 4),
-            "width": round(float(np.mean([high - low for _, low, high in some])), 3),
-            "satisfied": sum(low <= 0 <= high for _, low, high in some),
-        }
+        ends = {"error": mean.value, "low": max(0.0, mean.low), "high": mean.high}
+        kinds[kind] = {key: round(value, 4) for key, value in ends.items()}
+        kinds[kind]["width"] = round(float(np.mean([high - low for _, low, high in some])), 3)
+        kinds[kind]["satisfied"] = sum(low <= 0 <= high for _, low, high in some)
     of = kinds["counters"]
     details = {"of_runs": len(runs), "planted": planted, "kinds": kinds}
     return {"value": of["error"], "ci": [of["low"], of["high"]], "details": details}
@@ -184,27 +171,20 @@ def timed(case: Case) -> dict[str, Any]:
         case.runs, case.deployment, holdout=[case.held_out], iterations=case.iterations, allow=("warnings",)
     )
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    return {
-        "requests": found.fitted,
-        "runs": len(case.runs),
-        "beside_them": additional(found, case.iterations),
-        "masks": masks(found),
-        "simulations": found.simulations,
-        "cpu_s": round(cpu_s, 2),
-        "wall_s": round(wall_s, 2),
-    }
+    about = {"requests": found.fitted, "beside_them": additional(found, case.iterations), "masks": masks(found)}
+    return about | {"simulations": found.simulations, "cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2)}
 
 
 def additional(found: Calibration, iterations: Iterations | None) -> str:
     """Return the input of a calibration other than requests, by its notes."""
     if iterations is not None:
         return "a log of steps"
-    return "counters" if any("counters were fitted" in note for note in found.notes) else "nothing"
+    return "counters" if "counters were fitted" in " ".join(found.notes) else "nothing"
 
 
 def masks(found: Calibration) -> str:
     """Return whether dense masks were looked for, and found."""
-    if any("dense masks were not looked for" in note for note in found.notes):
+    if "dense masks were not looked for" in " ".join(found.notes):
         return "not looked for"
     return "found" if found.tables.masked_s > 0 else "looked for"
 
@@ -268,15 +248,7 @@ def profiles(shared: Path, quick: bool) -> dict[str, Any]:
     found = measure_operators(model, MeasurementSettings("cpu", "float32", threads=1, **sizes), budget_s=budget_s)
     node = catalog.default_node(gpu, 1)
     _, report = fit_profile(found.profile, Target(model, gpu, node, Parallelism(), LIMITS, MAX_TOKENS))
-    details = {
-        "model": MODEL,
-        "budget_s": budget_s,
-        "points": len(found.profile),
-        "machine": machine_of(gpu, "float32"),
-        "operators": {
-            fit.name: {"rows": fit.rows, "median error": fit.median_error, "p95 error": fit.p95_error}
-            for fit in report.operators
-        },
-    }
-    value = float(np.median([fit.median_error for fit in report.operators]))
+    errors = {fit.name: fit.median_error for fit in report.operators}
+    details = {"model": MODEL, "budget_s": budget_s, "points": len(found.profile), "operators": errors}
+    value, details["machine"] = float(np.median([*errors.values()])), machine_of(gpu, "float32")
     return rows | {"profile.cv_median_error": {"value": value, "details": details}}

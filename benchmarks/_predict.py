@@ -47,22 +47,22 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         min(latency_ms(default(), apart.prompts, batch, time.thread_time) for _ in range(5)) for batch in (1, 32)
     )
     sizes = {"samples": len(parts.train), "prompts": len(set(parts.train.prompts.text))}
+    known = knowable(*_texts.sample_lengths(text), draws=draws)  # of the variance of lengths, between prompts
     rows = {
         "predict.lexical_tau": number(inside.scores["tau"]) | sizes,
         "predict.lexical_scores": {name: number(inside.scores[name]) for name in SCORES[1:-1]},
         "predict.lexical_r2_by_window": {"value": round(inside.windows[-1].r2_all, 4), "windows": by_window(inside)},
         "predict.lexical_ms": {"value": round(batch_32, 4), "batch_1": round(batch_1, 4)},
-        "predict.knowable": known_share(text, draws),
+        "predict.knowable": number(known.share) | {"log_share": number(known.log_share), "runs": len(known.runs)},
         "predict.reached": reached(text),
     }
-    known = "oasst" if quick else "wide"
-    for name, predictor, samples in ((known, model, other), ("shipped", default(), apart)):
+    trained_on = "oasst" if quick else "wide"
+    for name, predictor, samples in ((trained_on, model, other), ("shipped", default(), apart)):
         found = evaluate(predictor, samples, windows=APART, draws=draws, clock=None)
         scores = {score: number(found.scores[score]) for score in ("coverage90", "mae")}
         scores["tau_by_model"] = {model: round(of["tau"], 4) for model, of in found.by_model.items()}
-        rows[f"predict.tau_apart_{name}"] = (
-            number(found.scores["tau_within"]) | scores | {"by_window": by_window(found)}
-        )
+        tau = number(found.scores["tau_within"])
+        rows[f"predict.tau_apart_{name}"] = tau | scores | {"by_window": by_window(found)}
     return rows
 
 
@@ -73,7 +73,6 @@ def _folder(shared: Path) -> Path:
 
 
 def number(estimate: Estimate) -> dict[str, float]:
-    """Return a rounded value and half-width."""
     return {"value": round(estimate.value, 4), "half_width": round(estimate.half_width, 4)}
 
 
@@ -82,17 +81,10 @@ def by_window(found: Evaluation) -> list[dict[str, Any]]:
     rows = []
     for w in found.windows:
         shares = {"r2_all": w.r2_all, "r2_running": w.r2.value, "tau_running": w.tau.value}
-        shares["coverage90"] = w.coverage90.value
-        mae_all = round(w.mae.value * w.running / found.requests, 1)
-        about = {"tokens": w.tokens, "running": w.running, "mae_all": mae_all}
-        rows.append(about | {name: round(share, 4) for name, share in shares.items()})
+        shares |= {"mae_all": w.mae.value * w.running / found.requests, "coverage90": w.coverage90.value}
+        shares = {name: round(share, 4) for name, share in shares.items()}
+        rows.append({"tokens": w.tokens, "running": w.running} | shares)
     return rows
-
-
-def known_share(text: Path, draws: int) -> dict[str, Any]:
-    """Return the between-prompt share of the variance of lengths over 70 runs."""
-    found = knowable(*_texts.sample_lengths(text), draws=draws)
-    return number(found.share) | {"log_share": number(found.log_share), "runs": len(found.runs)}
 
 
 def reached(text: Path) -> dict[str, float]:
@@ -123,7 +115,6 @@ def reached(text: Path) -> dict[str, float]:
 
 
 def encoder(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows of the sentence encoder by name."""
     text = _folder(shared)
     try:
         folder = Encoder().encoder.folder

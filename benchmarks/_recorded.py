@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from _intervals import of_scores
@@ -55,12 +55,8 @@ RUNS = (
 )
 
 
-@dataclass(frozen=True)
-class Requests:
-    """Columns of requests.jsonl in order of arrival; seconds since the first arrival.
-
-    The shortest hand-over to the engine counts as instantaneous, which joins the clocks of arrivals and of the rest.
-    """
+class Requests(NamedTuple):
+    """Columns of requests.jsonl in order of arrival; seconds since the first arrival."""
 
     arrival_s: np.ndarray
     queued_s: np.ndarray
@@ -71,7 +67,6 @@ class Requests:
 
 
 def latencies(arrival_s: Any, first_s: Any, last_s: Any, output: Any) -> dict[str, np.ndarray]:
-    """Return TTFT, TPOT and latency of each request."""
     tpot = (last_s - first_s) / np.maximum(output - 1, 1)
     return {"ttft": first_s - arrival_s, "tpot": tpot, "latency": last_s - arrival_s}
 
@@ -84,17 +79,12 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         runs = {run: of[name] for run, of in found.items()}
         draws = np.mean([of.pop("draws") for of in runs.values()], axis=0)
         value, theirs = (float(np.mean([of[key] for of in runs.values()])) for key in ("mape", "llmservingsim_mape"))
-        ci = tuple(np.quantile(draws, [0.025, 0.975])) if len(draws) else None
-        rows[f"fidelity.recorded.{name}_mape"] = {
-            "value": value,
-            "ci": ci,
-            "details": {"llmservingsim_mape": theirs, "runs": runs},
-        }
+        row = {"value": value, "ci": tuple(np.quantile(draws, [0.025, 0.975])) if len(draws) else None}
+        rows[f"fidelity.recorded.{name}_mape"] = row | {"llmservingsim_mape": theirs, "runs": runs}
     return rows
 
 
 def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
-    """Return the errors of one run by latency."""
     folder = shared / ROOT / "measured_runs" / run.folder
     r, theirs = read_requests(folder), summary(folder)
     measured = latencies(r.arrival_s, r.first_s, r.last_s, r.output)
@@ -114,21 +104,15 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
         weights = draw_blocks(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
         ours, real = (resample(sample_of(side), weights, np.array(QUANTILES) / 100) for side in (own, measured))
         mapes = np.abs(ours / real - 1).mean(axis=1).tolist()
-    return {
-        "mape": float(np.abs(errors).mean()),
-        "errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)),
-        "llmservingsim_mape": float(np.abs(other).mean()),
-        "draws": mapes,
-    }
+    found = {"mape": float(np.abs(errors).mean()), "llmservingsim_mape": float(np.abs(other).mean())}
+    return found | {"errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)), "draws": mapes}
 
 
 def statistics(seconds: np.ndarray) -> np.ndarray:
-    """Return mean, median, P90, P95, P99."""
     return np.array([seconds.mean(), *np.percentile(seconds, QUANTILES)])
 
 
 def deployment(shared: Path, run: Run) -> Deployment:
-    """Return the run's deployment with costs from the kernels of its GPU."""
     meta = json.loads(text(shared / ROOT / "measured_runs" / run.folder / "vllm" / "meta.json"))
     given, cache_facts = meta["engine_kwargs"], meta.get("kv_cache", {})
     limits = EngineLimits(
@@ -156,11 +140,11 @@ def node_of(shared: Path, run: Run) -> NodeSpec:
 
 
 def read_requests(folder: Path) -> Requests:
-    """Read the recorded requests."""
     rows = [json.loads(line) for line in text(folder / "vllm" / "requests.jsonl").splitlines()]
     rows.sort(key=lambda row: row["arrival_time"])
     column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
     arrival = column["arrival_time"] - column["arrival_time"][0]
+    # The shortest hand-over to the engine counts as instantaneous, which joins the clocks of arrivals and of the rest.
     offset = (column["queued_ts"] - arrival).min()
     clocks = [column[name] - offset for name in ("queued_ts", "first_token_ts", "last_token_ts")]
     return Requests(arrival, *clocks, column["input_toks"], column["output_toks"])
@@ -175,7 +159,6 @@ def summary(folder: Path) -> dict[str, list[float]]:
 
 
 def text(path: Path) -> str:
-    """Read a file, packed or not."""
     packed = path.with_name(path.name + ".gz")
     return gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text("utf-8")
 
@@ -185,18 +168,12 @@ def calibrated(shared: Path, quick: bool) -> dict[str, Any]:
     found = {run.name: calibration(shared, run) for run in (RUNS[:1] if quick else RUNS)}
     rows: dict[str, Any] = {}
     for name, metric in LATENCIES.items():
-        runs = {
-            run: {
-                s.statistic: [round(x, 4) for x in (s.before, s.after, s.low, s.high)]
-                for s in of.scores
-                if s.metric == metric
-            }
-            for run, of in found.items()
-        }
-        before, after = (
-            float(np.mean([abs(of[s][at]) for of in runs.values() for s in STATISTICS.values() if s in of]))
-            for at in (0, 1)
-        )
+        runs: dict[str, dict[str, list[float]]] = {}
+        for run, of in found.items():
+            scores = [score for score in of.scores if score.metric == metric]
+            runs[run] = {s.statistic: [round(x, 4) for x in (s.before, s.after, s.low, s.high)] for s in scores}
+        scores = [of[s][:2] for of in runs.values() for s in STATISTICS.values() if s in of]
+        before, after = np.abs(scores).mean(axis=0).tolist()
         details = {"before": before, "runs": runs, "notes": {run: list(of.notes) for run, of in found.items()}}
         rows[f"fidelity.calibrated.{name}_mape"] = {"value": after, "ci": of_scores(runs), "details": details}
     return rows

@@ -49,7 +49,6 @@ class Sections:
             return [self.row(f"{section}.skipped", {"skipped": str(error)})]
 
     def row(self, name: str, value: Any) -> Row:
-        """Return a figure as a row with its target."""
         if isinstance(value, Row):
             return value
         rest = dict(value) if isinstance(value, Mapping) else {"value": value}
@@ -93,12 +92,10 @@ class Sections:
         return [row for name, row in saved.items() if name.rpartition(".")[0] in gone]
 
     def take(self, path: Path) -> list[Row]:
-        """Read the rows of a campaign that was measured apart (rows.json of its folder)."""
         known = ({key: part for key, part in row.items() if part is not None} for row in json_lines(path))
         return [self.row(row.pop("name"), row) for row in known]
 
     def main(self) -> None:
-        """Parse the command line, measure the chosen sections, print and optionally save their rows."""
         options = parser(self.description)
         options.add_argument("--only", default="", help="sections or the first words of their names, with commas")
         options.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
@@ -117,8 +114,7 @@ class Sections:
             options.error(f"--only must name sections of {', '.join(self.modules)}; got {args.only}")
         rows, made = [], self.made()
         for name in chosen:
-            start = time.perf_counter()
-            found = []
+            start, found = time.perf_counter(), []
             for row in self.rows(name, args.shared, quick=args.quick):
                 if "skipped" in row.details:
                     print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)

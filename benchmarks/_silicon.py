@@ -8,6 +8,7 @@ Headlines are of points whose client is recorded (InferenceMAX); sweeps of unkno
 """
 
 import contextlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import _silicon_argonne
 import numpy as np
+from _harness import grouped
 from _intervals import by, described, summary
 
 from lengthwise import catalog, cost, policy
@@ -76,7 +78,6 @@ class Point:
 
     @property
     def inferencemax(self) -> bool:
-        """Return whether InferenceMAX measured it, whose client is known."""
         return self.source == "inferencemax"
 
     @property
@@ -126,11 +127,7 @@ def _load_key(p: Point) -> tuple[Any, ...]:
 
 
 def _may_speculate(row: dict[str, Any]) -> bool:
-    """Return whether a row may have used multi-token prediction.
-
-    InferenceMAX measures DeepSeek with and without since January 2026. Its database dump was read without such runs;
-    the two CSV exports mix both and have no column for it.
-    """
+    """Return whether a row may have used multi-token prediction: since 2026 two CSV exports of DeepSeek mix both."""
     source = row["silicon_data_source"]
     export = source.startswith(("source_file=2026-03-25.csv", "source_file=2026-04-06.csv"))
     return "DeepSeek" in row["model_path"] and export and "measured=2026" in source
@@ -144,8 +141,7 @@ def _is_consistent(row: dict[str, Any]) -> bool:
 def _cut(row: dict[str, Any]) -> tuple[int, int, int, int]:
     """Return (tp, dp, moe_tp, ep).
 
-    Two exports multiply InferenceMAX' ``tp`` (all GPUs) and ``ep``: a node of 8 GPUs became 64 with experts cut
-    8 by 8. The third writes the same measurements as experts over 8 GPUs, which is what ran.
+    Two exports multiply InferenceMAX' ``tp`` (all GPUs) and ``ep``: 8 GPUs became 64 with experts cut 8 by 8.
     """
     tp, dp = row["tp_size"], row["attention_dp_size"] or 1
     moe_tp, ep = row["moe_tp_size"] or 1, row["moe_ep_size"] or 1
@@ -175,22 +171,12 @@ REASONS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def _point(row: dict[str, Any]) -> Point:
-    source = row["silicon_data_source"]
-    return Point(
-        row["id"],
-        MODELS[row["model_path"]],
-        GPUS[row["system"]],
-        row["backend"],
-        DTYPES[row["gemm_quant_mode"] or ""],
-        "inferencemax" if _is_export(row) or "gap-analysis" in source else "sweep",
-        row["isl"],
-        row["osl"],
-        int(source.split("silicon_concurrency=")[1].split(";")[0]),
-        *_cut(row),
-        measured=source.split("measured=")[1][:10] if "measured=" in source else "",
-        ttft_s=row["silicon_ttft_ms"] / 1e3,
-        tpot_s=row["silicon_tpot_ms"] / 1e3,
-    )
+    text, dtype = row["silicon_data_source"], DTYPES[row["gemm_quant_mode"] or ""]
+    source = "inferencemax" if _is_export(row) or "gap-analysis" in text else "sweep"
+    deployed = (row["id"], MODELS[row["model_path"]], GPUS[row["system"]], row["backend"], dtype, source)
+    load = (row["isl"], row["osl"], int(text.split("silicon_concurrency=")[1].split(";")[0]))
+    measured = text.split("measured=")[1][:10] if "measured=" in text else ""
+    return Point(*deployed, *load, *_cut(row), measured, row["silicon_ttft_ms"] / 1e3, row["silicon_tpot_ms"] / 1e3)
 
 
 @dataclass(frozen=True)
@@ -206,7 +192,6 @@ class Loop:
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest request, and one."""
         return self.prompt[1] + self.output[1] + 1
 
     def workload(self, seed: int = 0) -> Workload:
@@ -218,26 +203,17 @@ class Loop:
 def loop_of(point: Point) -> Loop:
     """Return the load of a point: InferenceMAX draws lengths, a sweep has fixed ones."""
     low = SHORTEST if point.inferencemax else 1.0
-    return Loop(
-        clients=max(1, math.ceil(point.concurrency / point.dp)),
-        prompt=(max(1, int(low * point.isl)), point.isl),
-        output=(max(1, int(low * point.osl)), point.osl),
-        budget=max(8192, point.isl + point.osl if point.backend == "trtllm" else 0),
-        mixed=point.backend != "sglang",
-        wait_steps=_wait_steps(point) if point.inferencemax else 0.0,
-    )
+    clients, wait_steps = math.ceil(point.concurrency / point.dp), _wait_steps(point) if point.inferencemax else 0.0
+    prompt, output = ((max(1, int(low * tokens)), tokens) for tokens in (point.isl, point.osl))
+    budget = max(8192, point.isl + point.osl if point.backend == "trtllm" else 0)
+    return Loop(max(1, clients), prompt, output, budget, point.backend != "sglang", wait_steps)
 
 
 def _wait_steps(point: Point) -> float:
-    """Return the steps for which a new request waits by the engine's settings, on average.
-
-    SGLang is set to look for requests every 10 (below 16 clients) or 30 steps on B200. TensorRT-LLM is set to gather
-    prompts for up to 20 steps with 1,024 tokens in and out on fewer than 8 GPUs (Llama), 40 (DeepSeek FP8, 64 to 255
-    clients).
-    """
-    if point.backend == "sglang" and point.gpu == "B200":
+    """Return the steps for which a new request waits by the engine's settings, on average."""
+    if point.backend == "sglang" and point.gpu == "B200":  # looks for requests every so many steps
         return (10 if point.concurrency < 16 else 30) / 2
-    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):
+    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):  # gathers prompts for so many steps
         if point.model.startswith("llama"):
             return 20.0 if point.tp < 8 else 0.0
         return 40.0 if point.dtype == "fp8" and 64 <= point.concurrency < 256 else 0.0
@@ -245,7 +221,6 @@ def _wait_steps(point: Point) -> float:
 
 
 def means(records: Records) -> tuple[float, float]:
-    """Return (mean TTFT, mean TPOT) of all requests in seconds."""
     r = records.requests
     several = r.output_tokens > 1
     tpot_s = (r.finished_s - r.first_token_s)[several] / (r.output_tokens[several] - 1)
@@ -341,10 +316,9 @@ class RankOperators(Operators):
 
         prompts = table(self.prefill, chunk[:, None], context[None, :])
         prompts[1:] += host.launch_s
+        works = {"layer_s": self.layer, "comm_s": self.all_reduces, "first_s": self.first}
         return CostTables(
-            layer_s=table(self.layer, tokens),
-            comm_s=table(self.all_reduces, tokens),
-            first_s=table(self.first, tokens),
+            **{name: table(work, tokens) for name, work in works.items()},
             send_s=np.zeros(len(tokens)),
             head_s=table(self.head, batch),
             host_s=host.seconds(batch),
@@ -355,15 +329,13 @@ class RankOperators(Operators):
 
 
 def seconds(works: list[Work]) -> Any:
-    """Return the sum of the works' seconds."""
     return sum((work.seconds for work in works), 0.0)
 
 
 def simulated(point: Point, ops: RankOperators, host: Host) -> tuple[float, float]:
     """Return (mean TTFT, mean TPOT) in seconds of the closed loop on the rank's tables; waits by settings are added.
 
-    Raises:
-        ValueError: The weights leave no room for two of the longest requests.
+    Raises ValueError: the weights leave no room for two of the longest requests.
     """
     loop = loop_of(point)
     limits = _limits(point, loop.clients, loop.longest, loop.budget)
@@ -515,12 +487,10 @@ def curves_of(theta: Floats, backend: str) -> Curves:
     for kind, part in vars(CURVES).items():
         if kind == "routing_power":
             continue
-        values = {field: value * of.get(f"{kind}.{field}", 1.0) for field, value in vars(part).items()}
-        for field in values:
-            if "efficiency" in field:
-                values[field] *= speed
-            elif field.endswith("_s"):
-                values[field] /= speed
+        values = {}
+        for field, value in vars(part).items():
+            faster = speed if "efficiency" in field else 1 / speed if field.endswith("_s") else 1.0
+            values[field] = value * of.get(f"{kind}.{field}", 1.0) * faster
         made[kind] = replace(part, **values)
     return Curves(**made, routing_power=1 - FIRST["routing"] * of["routing"])
 
@@ -545,10 +515,7 @@ def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
     A token takes a decode step and its share of others' prompts, a first token a step with its prompt.
     """
     found = np.zeros((2, len(points)))
-    groups: dict[Any, list[int]] = {}
-    for i, point in enumerate(points):
-        groups.setdefault(point.group, []).append(i)
-    for members in groups.values():
+    for members in grouped(range(len(points)), lambda i: points[i].group).values():
         one, loops = points[members[0]], [loop_of(points[i]) for i in members]
         ops, host = RankOperators(one, curves_of(theta, one.backend)), host_of(theta, one)
         clients = np.array([float(loop.clients) for loop in loops])
@@ -567,25 +534,24 @@ def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
 def fronts(points: Sequence[Point], theta: Floats) -> tuple[Floats, Floats]:
     """Return ([n] seconds that the host adds before a first token, [n, factors] their slopes).
 
-    Models with experts wait longer, mostly where many requests are sent at once. A serial front would explain that,
-    but it would bind far below what these deployments serve: they do not determine ``queue``, and their wait is a
-    delay.
+    Models with experts wait longer, but a serial front would bind far below what they serve: their wait is a delay,
+    and they do not determine ``queue``.
     """
     of = dict(zip(NAMES, np.exp(theta), strict=True))
     experts = np.array([not point.model.startswith("llama") for point in points], dtype=float)
     behind = np.array([Host(queue_s=1.0).front_s(point) for point in points])
     share = {"request": np.ones(len(points)), "experts_request": experts, "queue": behind * (1 - experts)}
     backends = np.array([point.backend for point in points])
-    slopes, total = np.zeros((len(points), len(NAMES))), np.zeros(len(points))
-    for name in FRONT:
-        own = np.array([of.get(f"{name}.{backend}", 1.0) for backend in backends])
-        added = share[name] * FIRST[name] * of[name] * own
-        total += added
-        slopes[:, NAMES.index(name)] = added
-        for backend in BACKENDS:
-            if f"{name}.{backend}" in NAMES:
-                slopes[:, NAMES.index(f"{name}.{backend}")] = added * (backends == backend)
-    return total, slopes
+    added = {
+        name: of_all * FIRST[name] * of[name] * np.array([of.get(f"{name}.{backend}", 1.0) for backend in backends])
+        for name, of_all in share.items()
+    }
+    slopes = np.zeros((len(points), len(NAMES)))
+    for i, name in enumerate(NAMES):
+        of_all, _, backend = name.partition(".")
+        if of_all in added:
+            slopes[:, i] = added[of_all] * (backends == (backend or backends))
+    return sum(added.values()), slopes
 
 
 def slopes(points: Sequence[Point]) -> Floats:
@@ -625,26 +591,15 @@ def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
 Thetas = dict[tuple[str, str], Floats]
 """Logs of the fitted factors by pair of model and GPU."""
 EVERY, FEW_FITS = 12, 3
-FITTED = (
-    "host and front (waits before the engine) fitted on other models and GPUs, waits by an engine's settings added, "
-    "which `simulate` has no term for; kernel curves beneath fitted to kernels of these GPUs"
-)
-SHIPPED = "deploy and simulate alone, no waits by settings; host and front (cost.ENGINE_HOSTS) fitted to these points"
-NO_SETTING = "attention data parallelism, or experts not cut by tensor parallelism: no setting ships"
-NO_ROOM = "does not fit by the memory planner that ships"
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows ``fidelity.silicon`` and ``fidelity.argonne``."""
     points, left = read(shared)
     points = points[:: EVERY if quick else 1]
     thetas = unseen_factors(points)
     known = [point for point in points if point.pair in thetas]
-    about = {"left_out": left, "spreads": SPREADS, "assumes": FITTED}
-    found = _figures("fidelity.silicon.roofline_unseen", *_engine(known, thetas.__getitem__), about)
-    about = {"kernels": "AIConfigurator's of vLLM 0.24; all-reduce, streams and sampler by the roofline"}
-    by_tables = _engine(_with_tables(known), thetas.__getitem__, shared)
-    found |= _figures("fidelity.silicon.tables", *by_tables, about | {"assumes": FITTED})
+    found = _figures("roofline_unseen", *_engine(known, thetas.__getitem__), left)
+    found |= _figures("tables", *_engine(_with_tables(known), thetas.__getitem__, shared), {})
     return found | shipped(shared, known, quick=quick) | _silicon_argonne.figures(shared, quick)
 
 
@@ -690,31 +645,28 @@ def _with_tables(points: Iterable[Point]) -> list[Point]:
     return [p for p in points if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
 
 
-def _figures(name: str, points: Sequence[Point], said: Floats, about: dict[str, Any]) -> dict[str, Any]:
+def _figures(name: str, points: Sequence[Point], said: Floats, left: dict[str, int]) -> dict[str, Any]:
     """Return a row for TTFT and one for TPOT: the median error of recorded clients, and errors by what they are of."""
-    out = {}
-    known = np.array([point.inferencemax for point in points])
+    out, known = {}, np.array([point.inferencemax for point in points])
+    sweeps = ["" if point.inferencemax else " (sweep)" for point in points]
     for at, part in enumerate(("ttft", "tpot")):
         error = said[:, at] / np.array([getattr(point, f"{part}_s") for point in points]) - 1
-        row = summary(error[known], [p.pair for p in points if p.inferencemax]) | about
-        row |= {"unit": "relative", "better": "lower"}
-        row["all_agg_points"] = described(error)
-        row["by_backend"] = by([p.backend + ("" if p.inferencemax else " (sweep)") for p in points], error)
-        row["by_pair"] = by([" on ".join(p.pair) + ("" if p.inferencemax else " (sweep)") for p in points], error)
-        out[f"{name}.{part}_median_ape"] = row
+        row = summary(error[known], [p.pair for p in points if p.inferencemax])
+        row |= {"unit": "relative", "better": "lower", "left_out": left, "all_agg_points": described(error)}
+        row["by_backend"] = by([p.backend + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
+        row["by_pair"] = by([" on ".join(p.pair) + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
+        out[f"fidelity.silicon.{name}.{part}_median_ape"] = row
     return out
 
 
 def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, Any]:
     """Return figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
     able = [point for point in points if is_expressible(point)]
-    groups: dict[Any, list[Point]] = {}
-    for point in _with_tables(able):
-        groups.setdefault(point.group, []).append(point)
-    groups = dict(list(groups.items())[: FEW_FITS if quick else None])
-    tables = {key: _fitted_tables(group, shared) for key, group in groups.items()}
-    out, costs = {}, {"shipped": [(p, "roofline") for p in able]}
-    costs["shipped_tables"] = [(p, tables[key]) for key, group in groups.items() for p in group]
+    groups = list(grouped(_with_tables(able), lambda point: point.group).values())[: FEW_FITS if quick else None]
+    costs: dict[str, list[Any]] = {"shipped": [(point, "roofline") for point in able], "shipped_tables": []}
+    for group in groups:
+        costs["shipped_tables"] += itertools.product(group, [_fitted_tables(group, shared)])
+    out = {}
     for name, priced in costs.items():
         found, said = [], []
         for point, prices in priced:
@@ -722,9 +674,7 @@ def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, 
                 deployment = deployed(point, prices, point.backend)
                 said.append(means(simulate(loop_of(point).workload(), deployment, keep_steps=0)))
                 found.append(point)
-        left = {NO_SETTING: len(points) - len(able), NO_ROOM: len(priced) - len(found)}
-        about = {"assumes": SHIPPED, "left_out": left}
-        out |= _figures(f"fidelity.silicon.{name}", found, np.array(said).reshape(-1, 2), about)
+        out |= _figures(name, found, np.array(said).reshape(-1, 2), {})
     return out
 
 
@@ -756,8 +706,6 @@ def _fitted_tables(group: Sequence[Point], shared: Path) -> CostTables:
     longest = max(loop.longest for loop in loops)
     limits = _limits(one, max(loop.clients for loop in loops), longest)
     model, gpu = catalog.model(one.model), catalog.gpu(one.gpu)
-    node, profile = (
-        catalog.default_node(gpu, one.tp),
-        _profile(shared / TABLES, f"{one.gpu.lower()}_sxm", one.backend, VERSION),
-    )
-    return fit_profile(profile, Target(model, gpu, node, Parallelism(one.tp), limits, longest))[0]
+    profile = _profile(shared / TABLES, f"{one.gpu.lower()}_sxm", one.backend, VERSION)
+    target = Target(model, gpu, catalog.default_node(gpu, one.tp), Parallelism(one.tp), limits, longest)
+    return fit_profile(profile, target)[0]

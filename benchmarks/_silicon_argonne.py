@@ -80,8 +80,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
     said_s = [batch.latency_s(host(batch.engine, batch.gpu)) for batch in batches]
     found = list(zip(batches, [batch.measured_s for batch in batches], said_s, strict=True))
-    out = _by_vendor("latency", found, {"left_out": left})
-    out |= _by_vendor("throughput", [(b, 1 / measured_s, 1 / s) for b, measured_s, s in found], {"left_out": left})
+    out = _by_vendor("latency", found, left)
+    out |= _by_vendor("throughput", [(b, 1 / measured_s, 1 / s) for b, measured_s, s in found], left)
     left, ttft, itl = Counter(), [], []
     for row in first_rows(shared):
         if reason := _reason(row):
@@ -94,7 +94,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         ttft.append((both[0], first_s, one_s))
         if row["end"] and row["end"] > first_s:
             itl.append((both[0], (row["end"] - first_s) / (length - 1), (all_s - one_s) / (length - 1)))
-    return out | _by_vendor("ttft", ttft, {"left_out": left}) | _by_vendor("itl", itl, {"left_out": left})
+    return out | _by_vendor("ttft", ttft, left) | _by_vendor("itl", itl, left)
 
 
 def _reason(row: Mapping[str, Any]) -> str:
@@ -155,12 +155,12 @@ def first_rows(shared: Path) -> list[dict[str, Any]]:
     return joined.with_columns(first=pl.coalesce("first", "other")).to_dicts()
 
 
-def _by_vendor(name: str, found: list[tuple[Batch, float, float]], details: dict[str, Any]) -> dict[str, Any]:
+def _by_vendor(name: str, found: list[tuple[Batch, float, float]], left: Counter[str]) -> dict[str, Any]:
     """Return a figure per vendor of (batch, measured, predicted); common details are with NVIDIA's."""
     error = np.array([said / measured - 1 for _, measured, said in found])
     amd = np.array([batch.gpu == ROCM for batch, _, _ in found])
-    details |= {"by_gpu": by([f"{batch.engine} on {batch.gpu}" for batch, _, _ in found], error)}
-    details |= {"by_model": by([batch.model for batch, _, _ in found], error)}
+    details = {"left_out": dict(left), "by_model": by([batch.model for batch, _, _ in found], error)}
+    details["by_gpu"] = by([f"{batch.engine} on {batch.gpu}" for batch, _, _ in found], error)
     out: dict[str, Any] = {}
     for vendor, mine in (("nvidia", ~amd), ("amd", amd)):
         if mine.any():

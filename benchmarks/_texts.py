@@ -8,6 +8,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ TRUNCATED = 0.85
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a gzip JSONL file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
 
@@ -44,7 +44,6 @@ def _samples(source: str, rows: Iterable[tuple[str, str, dict[str, Any], str, bo
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
-    """Return (model, file) of a folder of outputs."""
     return [(p.name.removesuffix(".jsonl.gz").removesuffix("_merged"), p) for p in sorted(folder.glob("*.jsonl.gz"))]
 
 
@@ -106,20 +105,12 @@ def instructions(text: Path, folder: str, name: str) -> Samples:
 
 
 def together(parts: list[Samples]) -> Samples:
-    """Return the samples of several sets, one after the other."""
-    prompts = Prompts(
-        sum(len(p) for p in parts),
-        text=[t for p in parts for t in p.prompts.text],
-        prompt_tokens=np.concatenate([p.prompts.prompt_tokens for p in parts]),
-        model=[m for p in parts for m in p.prompts.model],
-    )
-    return Samples(
-        prompts,
-        np.concatenate([p.output_tokens for p in parts]),
-        np.concatenate([p.censored for p in parts]),
-        [o for p in parts for o in p.output],
-        {"sources": [s for p in parts for s in p.metadata["sources"]]},
-    )
+    sets, sources = [p.prompts for p in parts], list(chain(*(p.metadata["sources"] for p in parts)))
+    texts, models, outputs = ([s.text for s in sets], [s.model for s in sets], [p.output for p in parts])
+    counted = np.concatenate([s.prompt_tokens for s in sets])
+    prompts = Prompts(len(counted), text=[*chain(*texts)], prompt_tokens=counted, model=[*chain(*models)])
+    tokens, censored = (np.concatenate([getattr(p, of) for p in parts]) for of in ("output_tokens", "censored"))
+    return Samples(prompts, tokens, censored, [*chain(*outputs)], {"sources": sources})
 
 
 def sample_lengths(text: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -132,7 +123,6 @@ def sample_lengths(text: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def without(samples: Samples, texts: Iterable[str]) -> Samples:
-    """Return the samples of other prompts than these."""
     known = {text.strip() for text in texts}
     rows = [i for i, text in enumerate(samples.prompts.text) if text.strip() not in known]
     return samples.take(np.array(rows, np.int64))
@@ -147,11 +137,7 @@ def shipped(text: Path) -> Samples:
 
 def wide(text: Path) -> Samples:
     """Return all commercially usable data, without prompts that AlpacaEval contains as well."""
-    parts = [
-        oasst(text),
-        arena_hard(text),
-        *(zeroeval(text, task) for task in ZEROEVAL),
-        *(instructions(text, "gpteacher", name) for name in GPTEACHER),
-        instructions(text, "llamafactory_demo", "alpaca_en_demo"),
-    ]
+    parts = [oasst(text), arena_hard(text), *(zeroeval(text, task) for task in ZEROEVAL)]
+    parts += [instructions(text, "gpteacher", name) for name in GPTEACHER]
+    parts.append(instructions(text, "llamafactory_demo", "alpaca_en_demo"))
     return without(together(parts), alpaca_eval(text).prompts.text)

@@ -22,26 +22,18 @@ from lengthwise.schema.records import Measured
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent / ".engines" / "vllm" / "bin" / "python"
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    # One thread that sleeps when it waits: two on a shared machine cost ten times the time.
-    "OMP_NUM_THREADS": "1",
-    "KMP_BLOCKTIME": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
+QUIET = dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK"), "1")
+QUIET |= {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""One thread that sleeps when it waits: two on a shared machine cost ten times the time."""
 
 
 def require() -> str:
-    """Return the interpreter of the engine's environment."""
     if not PYTHON.exists():
         raise FileNotFoundError(f"no real engine in {PYTHON.parents[1]}: make engine")
     return str(PYTHON)
 
 
 def make_model(folder: Path, size: str) -> Path:
-    """Write a model of random weights and its tokenizer to a folder."""
     words = [require(), str(MAKE_MODEL), str(folder), size]
     subprocess.run(words, check=True, capture_output=True, timeout=300)
     return folder
@@ -90,7 +82,6 @@ class Watched:
         return replace(measured, metadata={**measured.metadata, **known})
 
     def named(self, name: str) -> None:
-        """Save the log of the run that a calibration reads."""
         if name.endswith("-half-0"):
             lines = (line for line in self.message.splitlines() if b"Iteration(" in line)
             iterations_of(self.out, name).write_bytes(b"\n".join(lines))

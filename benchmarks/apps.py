@@ -6,14 +6,10 @@ from _sections import Sections
 
 STUDIES = ("ensembling", "routing", "chain", "mixed")
 MODULES = {
-    "runner": "_apps:overhead",
     "drain": "_apps:million",
-    "search": "_apps:search",
-    "exact": "_apps:optima",
+    **{section: f"_apps:{section}" for section in ("runner", "search", "exact")},
     **{study: f"_apps:study:{study}" for study in STUDIES},
-    "ablation": "_apps:ablation",
-    "greedy": "_apps:greedy",
-    "live": "_apps:live",
+    **{section: f"_apps:{section}" for section in ("ablation", "greedy", "live")},
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit

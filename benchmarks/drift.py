@@ -1,19 +1,15 @@
 """Drift detection of live lengths: false alarms, delay until an alarm, recorded traces, cost.
 
-The figures of docs/decisions/0019-drift-of-lengths.md. Recorded traces are read from the folder ``shared`` next to the
-checkout (or LENGTHWISE_SHARED, or --shared). Prints JSON lines; takes about ten minutes, all from fixed seeds.
+The figures of docs/decisions/0019-drift-of-lengths.md, as JSON lines: about ten minutes, all from fixed seeds.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from _harness import parser
 from _sections import SHARED
 
 from lengthwise.config.workload import read_trace
@@ -21,6 +17,7 @@ from lengthwise.schedule import Monitor, TaskLengths, Watcher
 from lengthwise.schedule.drift_monitor import Evidence
 from lengthwise.schedule.length_drift import moved
 
+Rows = Iterator[dict[str, object]]
 RATE = 0.01
 MOVES = (
     *((what, by) for what in ("mean", "sd") for by in (-0.3, -0.15, 0.15, 0.3)),
@@ -37,7 +34,7 @@ WATCHED = 20_000
 EVERY = (1, 3, 10, 30, 100)
 
 
-def known(streams: int = 2000, requests: int = 2000) -> Iterator[dict[str, object]]:
+def known(streams: int = 2000, requests: int = 2000) -> Rows:
     """Yield the share of streams of the planned lengths that ever raise an alarm."""
     rng, evidence, alarmed = np.random.default_rng(0), Evidence((streams, 2)), np.zeros(streams, dtype=bool)
     for _ in range(requests):
@@ -46,7 +43,7 @@ def known(streams: int = 2000, requests: int = 2000) -> Iterator[dict[str, objec
     yield {"name": "known", "streams": streams, "requests": requests, "share": float(alarmed.mean())}
 
 
-def delays(streams: int) -> Iterator[dict[str, object]]:
+def delays(streams: int) -> Rows:
     """Yield the median delay of every drift and plan: requests from the change, after 1,000 without, to the alarm."""
 
     def delay(task: TaskLengths, requests: int | None, after: np.ndarray, seed: int) -> int:
@@ -67,11 +64,10 @@ def delays(streams: int) -> Iterator[dict[str, object]]:
             yield {"name": "delay", "plan": preset, "requests": requests, "move": what, "by": by, "median": median}
 
 
-def recorded(folder: Path, shuffles: int) -> Iterator[dict[str, object]]:
+def recorded(folder: Path, shuffles: int) -> Rows:
     """Yield alarms on recorded requests in their own order, by the share that is tested, and in random orders."""
 
     def alarms(rows: np.ndarray, every: int, seed: int = 0) -> int:
-        """Watch all requests after the first ones, which the plan is made from."""
         task = TaskLengths.from_samples(*rows[:planned].T)
         watcher = Watcher(task, planned, Monitor(RATE, every=every, seed=seed))
         pairs = enumerate(rows[planned:].tolist())
@@ -82,7 +78,7 @@ def recorded(folder: Path, shuffles: int) -> Iterator[dict[str, object]]:
             yield {"name": "recorded", "trace": name, "absent": str(folder / file)}
             continue
         trace = read_trace(folder / file, sort=True)
-        planned = min(2000, len(trace) // 4)
+        planned = min(2000, len(trace) // 4)  # requests that the plan is made from
         rows = np.stack([trace.prompt_tokens, trace.output_tokens], axis=1)[: planned + WATCHED]
         about = {"trace": name, "watched": len(rows) - planned}
         for every in EVERY:
@@ -92,8 +88,7 @@ def recorded(folder: Path, shuffles: int) -> Iterator[dict[str, object]]:
             yield {"name": "shuffled", **about, "seed": seed, "alarms": alarms(rows[order], 1, seed)}
 
 
-def cost(requests: int = 20_000) -> Iterator[dict[str, object]]:
-    """Yield CPU microseconds per request."""
+def cost(requests: int = 20_000) -> Rows:
     task, rng = TaskLengths.from_preset("exegpt-s"), np.random.default_rng(0)
     drawn = zip(rng.integers(1, 400, requests).tolist(), rng.integers(1, 60, requests).tolist(), strict=True)
     watcher, started_s = Watcher(task), time.process_time()
@@ -102,14 +97,11 @@ def cost(requests: int = 20_000) -> Iterator[dict[str, object]]:
     yield {"name": "cost", "cpu_us": 1e6 * (time.process_time() - started_s) / requests}
 
 
-def main() -> int:
-    """Print the figures of the chosen sections."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="known,recorded,cost,delays", help="sections, with commas")
-    parser.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
-    parser.add_argument("--quick", action="store_true", help="one stream of each delay, one shuffle")
-    parser.add_argument("--json", action="store_true", help="always on")
-    args = parser.parse_args()
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--only", default="known,recorded,cost,delays", help="sections, with commas")
+    options.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
+    args = options.parse_args()
     sections = {
         "known": known,
         "recorded": lambda: recorded(args.shared / "data/traces", 1 if args.quick else 5),
@@ -119,8 +111,7 @@ def main() -> int:
     for section in args.only.split(","):
         for row in sections[section]():
             print(json.dumps(row), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

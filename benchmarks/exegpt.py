@@ -7,19 +7,10 @@ Section ``real`` reads the folder ``shared``; ``live`` needs ``make engine`` and
 from _sections import Sections
 
 SYSTEMS = ("opt-13b-a40", "t5-11b-a40", "gpt-3-39b-a40", "gpt-3-101b-a100", "gpt-3-175b-a100")
+CHECKS = ("monotone", "search", "regret", "instances", "variance", "engine", "bounds")
 MODULES = {
-    "choices": "_exegpt:table6",
-    "figures": "_exegpt",
-    "reasons": "_exegpt:reasons",
-    "real": "_exegpt:real",
-    "drift": "_exegpt:drifts",
-    "monotone": "_exegpt_checks:monotonicity",
-    "search": "_exegpt_checks:search",
-    "regret": "_exegpt_checks:regret",
-    "instances": "_exegpt_checks:instances",
-    "variance": "_exegpt_checks:variance",
-    "engine": "_exegpt_checks:errors",
-    "bounds": "_exegpt_checks:bounds",
+    **{section: f"_exegpt:{section}" for section in ("choices", "figures", "reasons", "real", "drift")},
+    **{section: f"_exegpt_checks:{section}" for section in CHECKS},
     "live": "_exegpt_live",
     **{f"systems.{model}": f"_exegpt:systems:{model}" for model in SYSTEMS},
     "gain_over": "_exegpt:gains_over",

@@ -1,10 +1,9 @@
 """Fidelity: predictions against measurements, for every ground truth that this machine allows.
 
-``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read
-recorded runs from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared); ``coverage`` and
-``counters`` calibrate to planted runs; ``times`` measures the time of calibrations, ``profiles`` this machine's
-operators; ``gpu`` runs the campaign of gpu_campaign.py. --save archives campaigns that newer ones replace in
-results/fidelity-earlier.json; --take ROWS.JSON takes one that was measured apart (_live.py --out).
+``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read the
+folder ``shared``; ``coverage`` and ``counters`` calibrate to planted runs; ``times`` measures calibrations,
+``profiles`` this machine's operators; ``gpu`` runs gpu_campaign.py. --save archives campaigns that newer ones replace
+in results/fidelity-earlier.json; --take ROWS.JSON takes one that was measured apart (_live.py --out).
 """
 
 from _harness import making
@@ -14,19 +13,14 @@ MODULES = {
     "live": "_live",
     "recorded": "_recorded",
     "calibrated": "_recorded:calibrated",
-    "coverage": "_planted:coverage",
-    "counters": "_planted:counters",
-    "times": "_planted:times",
+    **{section: f"_planted:{section}" for section in ("coverage", "counters", "times", "profiles")},
     "silicon": "_silicon",
     "brackets": "_brackets",
-    "profiles": "_planted:profiles",
     "gpu": "gpu_campaign",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
-    "fidelity.live.jct_p50_error": (0.10, "lower", "relative"),
-    "fidelity.live.jct_p95_error": (0.10, "lower", "relative"),
-    "fidelity.live.ttft_p50_error": (0.10, "lower", "relative"),
+    **{f"fidelity.live.{name}_error": (0.10, "lower", "relative") for name in ("jct_p50", "jct_p95", "ttft_p50")},
     "fidelity.live.tpot_p50_error": (0.05, "lower", "relative"),
     "fidelity.recorded.ttft_mape": (0.0199, "lower", "relative"),  # LLMServingSim's own errors on these runs
     "fidelity.recorded.tpot_mape": (0.00637, "lower", "relative"),

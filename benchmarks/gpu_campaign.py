@@ -4,14 +4,9 @@
     python benchmarks/gpu_campaign.py --device cpu --tiny              the same code without a GPU, two minutes
 
 It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
-in another: --engine-python), lengthwise installed or this checkout, and no network. A GPU image that lacks polars and
-platformdirs gets wheels that were fetched elsewhere for its Python:
-
-    pip download --only-binary=:all: --dest wheels polars platformdirs
-    pip install --no-index --find-links wheels polars platformdirs          (or --target FOLDER, on PYTHONPATH)
-
-The engine is transformers' continuous batching. Every file is written as soon as possible; repeats that the budget has
-no time for are left out. A GPU with less memory gets a Llama of one billion.
+in another: --engine-python), lengthwise installed or this checkout, and no network. The engine is transformers'
+continuous batching. Every file is written as soon as possible; repeats that the budget has no time for are left out. A
+GPU with less memory gets a Llama of one billion.
 """
 
 import argparse
@@ -105,20 +100,14 @@ class Clock:
     budget_s: float
     start_s: float = field(default_factory=time.monotonic)
 
-    @property
-    def end_s(self) -> float:
-        return min(60.0, 0.2 * self.budget_s)
-
     def left_s(self) -> float:
         return max(0.0, self.budget_s - (time.monotonic() - self.start_s))
 
     def to_measure_s(self) -> float:
-        """Return the seconds until calibration has to begin."""
-        return max(0.0, self.left_s() - self.end_s)
+        return max(0.0, self.left_s() - min(60.0, 0.2 * self.budget_s))
 
 
 def fitting(plans: Sequence[Plan], free_bytes: float) -> Plan | None:
-    """Return the first plan that fits into the free memory."""
     return next((plan for plan in plans if plan.needs_bytes <= free_bytes), None)
 
 
@@ -196,7 +185,6 @@ if importlib.util.find_spec("lengthwise") is None:
 
 
 def main() -> int:
-    """Run the campaign of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for profile, records and rows")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -217,7 +205,6 @@ def main() -> int:
 
 
 def campaign(out: Path, device: str, plan: Plan, python: str, clock: Clock) -> int:
-    """Run the campaign; return the exit status."""
     from _circle import Lengths, Setting  # imports what ``chosen`` looks for
     from _live import Circle
     from _live import Plan as Sizes

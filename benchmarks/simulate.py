@@ -1,8 +1,7 @@
-"""How fast the engine simulates, also (``rerank``, a section of lengths.py) where requests change places.
+"""How fast the engine simulates, how time and memory grow, and what changing places costs (``rerank``, for lengths.py).
 
 The workload is Chat-1M on Llama-2-70B, TP 4 on A100s, a unified budget of 512 tokens, at about 85 % of the load at
-which the queue grows without end. Compilation does not count (cold.compile_s is in start.py). Figures are per CPU
-second of one thread.
+which the queue grows without end. Figures are per CPU second of one thread, without compilation.
 """
 
 import math
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _harness import Row, cpu_seconds, machine, parser, show
+from _harness import Row, cpu_seconds, fresh_process, machine, parser, show
 
 from lengthwise import EngineLimits, Poisson, deploy, policy, preset, simulate
 from lengthwise.schema.deployment import Deployment
@@ -26,12 +25,10 @@ LOAD = 0.85
 
 @policy.rank
 def shortest_prompt_with_aging(prompt_tokens, arrival_s):
-    """Rank of a user's own."""
     return prompt_tokens + 50.0 * arrival_s
 
 
 def chat(requests: int, rate_rps: float) -> Workload:
-    """Return requests of Chat-1M at a Poisson rate."""
     return preset("chat-1m").generate(requests, Poisson(rate_rps), seed=0)
 
 
@@ -62,6 +59,35 @@ def speed(name: str, deployment: Deployment, requests: int, repeats: int, target
     return Row(name, requests / median_s, "1/s", target, "higher", spread, details)
 
 
+GROWTH = """
+import json, resource, sys, time
+sys.path.insert(0, {folder!r})
+from simulate import LIMITS, chat, check
+from lengthwise import deploy, simulate
+deployment = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
+simulate(chat(100, 1.0), deployment, keep_steps=0)
+workload = chat({requests}, {rate})
+start_s = time.process_time()
+records = simulate(workload, deployment, keep_steps=0)
+seconds = time.process_time() - start_s
+check(records, workload)
+print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]))
+"""
+
+
+def growth(rate_rps: float, sizes: list[int]) -> list[Row]:
+    """Measure seconds and memory against the number of requests, each in a process of its own."""
+    folder = str(Path(__file__).parent)
+    points = [fresh_process(GROWTH.format(folder=folder, requests=n, rate=rate_rps)) for n in sizes]
+    exponent = float(np.polyfit(np.log(sizes), np.log([seconds for seconds, _ in points]), 1)[0])
+    details = {"points": dict(zip(sizes, points, strict=True)), "machine": machine()}
+    rss_name = f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}"
+    return [
+        Row("simulate.growth_exponent", exponent, "", 1.1, "lower", details=details),
+        Row(rss_name, points[-1][1], "GiB", 4.0, "lower"),
+    ]
+
+
 # The cost of predictions that change the order
 WINDOW_TOKENS = 50
 RATES_RPS = {"well below capacity": 2.9, "at capacity": 3.6, "overload": 4.5}
@@ -82,12 +108,9 @@ def rerank(_shared: Path, quick: bool) -> dict[str, Any]:
             _, preemptions = _timed(workload, other)
             pairs = [(_timed(workload, fcfs)[0], _timed(workload, other)[0]) for _ in range(2 if quick else 3)]
             ratios = [fcfs_s / other_s for fcfs_s, other_s in pairs]
-            found[f"{name}, {load}"] = {
-                "relative_speed": statistics.median(ratios),
-                "range": [min(ratios), max(ratios)],
-                "requests_per_s": len(workload) / statistics.median(other_s for _, other_s in pairs),
-                "preemptions": preemptions,
-            }
+            about = {"requests_per_s": len(workload) / statistics.median(other_s for _, other_s in pairs)}
+            about |= {"range": [min(ratios), max(ratios)], "preemptions": preemptions}
+            found[f"{name}, {load}"] = about | {"relative_speed": statistics.median(ratios)}
     rows = {}
     for row, overload in (("lengths.rerank_relative_speed", False), ("lengths.rerank_overload_relative_speed", True)):
         some = {name: of for name, of in found.items() if name.endswith("overload") == overload}
@@ -121,7 +144,6 @@ def _timed(workload: Workload, deployment: Deployment) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Measure and print all figures."""
     args = parser(__doc__).parse_args()
     requests, repeats = (100_000, 3) if args.quick else (1_000_000, 5)
     one = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
@@ -135,7 +157,8 @@ def main() -> None:
         speed("simulate.routed64.requests_per_s", many, requests, repeats, 100_000),
         speed("simulate.user_rank.requests_per_s", own, requests, repeats, 100_000),
     ]
-    show(rows, as_json=args.json)
+    sizes = [10_000, 100_000, 1_000_000] + [10_000_000] * (not args.quick)
+    show([*rows, *growth(rows[0].details["rate_rps"], sizes)], as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,8 @@ WEAKNESSES = (
     "extrapolated; no mathematics with long reasoning, no long code, no reasoning models; how long a model that it "
     "has not seen answers on the whole is a guess, the order of its requests is not"
 )
-SCORES = (
-    "mae", "rmse", "r2", "log_r2", "tau", "tau_within", "accuracy_4", "within_one_4", "coverage90", "width90", "pinball"
-)  # fmt: skip
+SCORES = ("mae", "rmse", "r2", "log_r2", "tau", "tau_within", "accuracy_4", "within_one_4")
+SCORES += ("coverage90", "width90", "pinball")
 
 
 def trained(text: Path) -> tuple[Lexical, dict]:
@@ -55,16 +54,11 @@ def trained(text: Path) -> tuple[Lexical, dict]:
 
 
 def figures(found: Evaluation) -> dict[str, list[float]]:
-    """Return scores with their half-widths, rounded."""
-    return {
-        name: [float(f"{found.scores[name].value:.4g}"), float(f"{found.scores[name].half_width:.2g}")]
-        for name in SCORES
-        if np.isfinite(found.scores[name].value)
-    }
+    scores = {name: found.scores[name] for name in SCORES if np.isfinite(found.scores[name].value)}
+    return {name: [float(f"{one.value:.4g}"), float(f"{one.half_width:.2g}")] for name, one in scores.items()}
 
 
 def main() -> None:
-    """Train, then write or compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("shared", type=Path)
     parser.add_argument("--check", action="store_true")

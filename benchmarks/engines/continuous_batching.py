@@ -70,27 +70,16 @@ def made_model(given):
 
 def settings(given):
     """What the manager is made with: greedy, no end of sequence, no cleverness that a step's cost would hide."""
-    words = accepted(
-        ContinuousBatchingConfig,
-        num_blocks=given.blocks,
-        page_size=given.block_size,
-        block_size=given.block_size,
-        max_batch_tokens=given.batch_tokens,
-        max_requests_per_batch=given.seqs,
-        scheduler_type=given.scheduler,
-        use_async_batching=False,
-        auto_switch_to_flash=False,
-        use_cuda_graph=False,
-        allow_block_sharing=False,
-    )
+    sizes = {"num_blocks": given.blocks, "page_size": given.block_size, "block_size": given.block_size}
+    sizes |= {"max_batch_tokens": given.batch_tokens, "max_requests_per_batch": given.seqs}
+    off = ("use_async_batching", "auto_switch_to_flash", "use_cuda_graph", "allow_block_sharing")
+    words = sizes | {"scheduler_type": "fifo"} | dict.fromkeys(off, False)
+    words = accepted(ContinuousBatchingConfig, **words)
     if "page_size" in words:
         words.pop("block_size", None)
     greedy = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    return accepted(
-        continuous_api.ContinuousMixin.init_continuous_batching,
-        generation_config=greedy,
-        continuous_batching_config=ContinuousBatchingConfig(**words),
-    )
+    init, batching = continuous_api.ContinuousMixin.init_continuous_batching, ContinuousBatchingConfig(**words)
+    return accepted(init, generation_config=greedy, continuous_batching_config=batching)
 
 
 def end_with_parent():
@@ -191,19 +180,12 @@ class Engine:
 
 
 def metadata(given, engine):
-    """What runs: versions, device, limits."""
-    cuda = given.device != "cpu"
-    limits = getattr(engine.manager, "continuous_batching_config", None) if cuda else None
-    names = ("dtype", "scheduler", "batch_tokens", "seqs", "blocks", "block_size")
-    found = {
-        "engine": f"transformers {transformers.__version__} continuous batching",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "attention": engine.attention,
-        "threads": torch.get_num_threads(),
-    }
-    return found | {name: getattr(given, name) for name in names} | ({"resolved": str(limits)} if limits else {})
+    names = ("dtype", "batch_tokens", "seqs", "blocks", "block_size")
+    cpu = platform.processor() or platform.machine()
+    found = {"engine": f"transformers {transformers.__version__} continuous batching", "torch": torch.__version__}
+    found["device"] = cpu if given.device == "cpu" else torch.cuda.get_device_name()
+    found |= {"attention": engine.attention, "threads": torch.get_num_threads()}
+    return found | {"python": platform.python_version()} | {name: getattr(given, name) for name in names}
 
 
 def main():
@@ -212,7 +194,6 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--attention", default="paged|sdpa,sdpa", help="tried in this order")
-    parser.add_argument("--scheduler", default="fifo", choices=("fifo", "prefill_first"))
     parser.add_argument("--blocks", type=int, default=512)
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--batch-tokens", type=int, default=512)
