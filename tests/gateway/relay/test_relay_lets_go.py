@@ -51,7 +51,7 @@ def test_what_is_left_is_enough_to_go_on_elsewhere():
 def test_what_has_not_begun_is_sent_anew_as_it_came():
     async def work() -> None:
         engines = [Scripted(plan=[Fault("hang")]), Scripted(plan=[Fault("hang")])]
-        async with world(engines, resilience=ResilienceConfig(first_byte_s=0.2)) as w:
+        async with world(engines, resilience=ResilienceConfig(first_byte_s=0.8)) as w:
             reply = await w.submit(BODY)
             assert reply.text == answer(encode(BODY["prompt"]), 60)[1]
 
