@@ -7,6 +7,7 @@ the steps (prompt tokens, decodes) that the workers were given.
 import json
 import os
 import sys
+from dataclasses import asdict
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
@@ -59,7 +60,7 @@ def main(model):
             {
                 "outputs": [list(one.outputs[0].token_ids) for one in told],
                 "steps": steps,
-                "phases": [one.row() for one in rules.tracker.phases] if rules is not None else None,
+                "phases": [asdict(one) for one in rules.tracker.phases] if rules is not None else None,
                 "preemptions": metrics.get("vllm:num_preemptions"),
                 "cached": metrics.get("vllm:prefix_cache_hits"),
             }

@@ -69,7 +69,7 @@ def test_its_order_stays_that_of_arrival_and_all_are_answered(fcfs):
     assert (found.refusals, len(found.finished)) == ({}, 9)
     assert max(found.finished.index(f"short{k}") for k in range(4)) > 4
     assert len(warned) == 1
-    assert "whether it orders by them cannot be seen" in warned[0]
+    assert "whether it orders by them is unknown" in warned[0]
     assert "--scheduling-policy priority" in warned[0]
 
 
