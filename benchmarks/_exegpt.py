@@ -402,7 +402,8 @@ def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
             tables = {tp: one for tp, one in setting.tables.items() if tp <= cluster.gpus}
             plans[replicas] = planner(Estimator(setting.task, cluster, setting.model, tables, setting.assumptions))
     curves = {name: curve(of, name, requests=150 if quick else 800, seed=11) for name in SYSTEMS}
-    cut, cells = (ft.static.tp, ft.static.gpus // ft.static.tp), []
+    tp, cells = ft.static.rows[0].tp, []
+    cut = (tp, setting.cluster.gpus // tp)
     for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=True):
         some = {replicas: choice for replicas, plan in plans.items() if (choice := chosen(plan, bound_s))}
         replicas = max(some, key=lambda n: n * some[n].row.throughput_rps, default=None)

@@ -153,7 +153,7 @@ def encoder_latency(predictor: Encoder, prompts: Prompts) -> dict[str, float]:
     """Return milliseconds of processor time per new prompt, all included; of three passes the quickest counts."""
 
     def timed_s(requested: Prompts) -> float:
-        predictor.encoder.clear_cache()
+        predictor.encoder.cache.clear()
         return cpu_seconds(lambda: predictor.predict(requested), 1)[0]
 
     texts = list(dict.fromkeys(prompts.text))[:192]
