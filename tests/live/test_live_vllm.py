@@ -151,7 +151,7 @@ def calibrated(deployments, profiled, measured):
 
 
 @pytest.fixture(scope="module")
-def told(deployments, calibrated):
+def report(deployments, calibrated):
     """Errors of what was held out by run: by the calibration, and by the plain roofline; and the runs."""
     import _circle
 
