@@ -210,7 +210,7 @@ def looked_back(place: Path) -> tuple[str, dict[str, Any]]:
 @pytest.mark.engine
 @pytest.mark.slow
 def test_a_gateway_that_observes_says_what_it_does_and_who_is_there(day):
-    assert "mode observe (requests go straight on; nothing is ordered)" in day.head
+    assert "mode observe (requests pass unchanged and unordered)" in day.head
     assert re.search(r"engine +\S+ +vllm +m +up", day.head)
     assert "<html" in day.page
     assert "lengthwise_regret_seconds" in day.metrics
