@@ -177,6 +177,7 @@ def test_figure_1b():
         (lambda: theory.bins_for(UNIFORM, 8, 8 / 10.5, lambda k: theory.equal_mass(UNIFORM, k)), "capacity"),
         (lambda: theory.neighbours(4, 0.6), "together at most 1"),
         (lambda: theory.of_accuracy(4, 0.9, 0.8), "accuracy"),
+        (lambda: theory.of_predictions([0, 4], [0, 1], 4), "within 0 to 3"),
         (lambda: theory.multibin_study(UNIFORM, 8, [2], rule="best"), "optimal, equal, learned"),
     ],
 )
@@ -195,14 +196,17 @@ def test_confusion_matrices():
     far = theory.of_accuracy(8, 0.4229, 0.85)
     assert np.trace(far) / 8 == pytest.approx(0.4229)
     np.testing.assert_allclose(far.sum(axis=1), 1)
+    true = np.array([0, 0, 0, 1, 1, 3])
+    matrix = theory.of_predictions(true, [0, 1, 0, 1, 1, 2], 4)
+    np.testing.assert_allclose(matrix[0], [2 / 3, 1 / 3, 0, 0])
+    np.testing.assert_allclose(matrix[2], [0, 0, 1, 0])
 
 
 def test_confusing_follows_the_matrix():
     rng = np.random.default_rng(0)
     true, wrong = rng.integers(0, 4, 40_000), theory.neighbours(4, 0.3, 0.1)
     put = theory.confuse(true, wrong, rng.random(40_000))
-    counts = np.histogram2d(true, put, bins=4)[0]
-    np.testing.assert_allclose(counts / counts.sum(axis=1, keepdims=True), wrong, atol=0.02)
+    np.testing.assert_allclose(theory.of_predictions(true, put, 4), wrong, atol=0.02)
     np.testing.assert_array_equal(theory.confuse(true, np.eye(4), rng.random(40_000)), true)
 
 

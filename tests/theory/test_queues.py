@@ -51,6 +51,7 @@ def simulated_sojourn_s(sizes, predicted, rate, *, preempt, seed=0):
 def test_pollaczek_khinchine():
     assert theory.fcfs(EXPONENTIAL, 0.8).mean_s == pytest.approx(1 / (1 - 0.8))  # M/M/1
     assert theory.fcfs(ALWAYS, 0.4).wait_s == pytest.approx(0.8 * 2 / (2 * (1 - 0.8)))  # M/D/1
+    assert theory.processor_sharing(EXPONENTIAL, 0.8).mean_s == pytest.approx(5.0)
 
 
 def test_erlang_c():

@@ -1,5 +1,6 @@
 from .shapes import (
     active_parameters,
+    cross_kv_bytes_per_token,
     embedding_parameters,
     encoder_layer_parameters,
     head_parameters,
@@ -14,6 +15,7 @@ from .store import default_node, find_gpu, gpu, gpus, links, model, model_from_c
 
 __all__ = [
     "active_parameters",
+    "cross_kv_bytes_per_token",
     "default_node",
     "embedding_parameters",
     "encoder_layer_parameters",

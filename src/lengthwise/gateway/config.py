@@ -79,7 +79,7 @@ class Discovery:
     """Where engines are found besides the listed ones."""
 
     dns: str | None = None  # ``host:port``: every address of the name (a headless Service) is an engine
-    endpoint_slices: str | None = None  # ``namespace/service:port``: ready addresses of a Service
+    endpoint_slices: str | None = None  # ``namespace/service:port``: ready addresses of a Service's EndpointSlices
     every_s: float = 5.0  # interval of DNS lookups
     api_url: str | None = None  # address of the Kubernetes API; None: as a pod finds it
     engine: Engine = Engine("http://found")  # settings of every engine that is found (its url is not used)
@@ -149,9 +149,9 @@ class Order:
 
     mode: str = "isrtf"
     rank: str | None = None  # a rank policy; None: the mode's (srtf, isrtf, windowed: "srtf"; others "fcfs")
-    preemption: str = "worth(factor=100)"  # victim policy: when a waiting request preempts a running one
+    preemption: str = "worth(factor=100)"  # preemption policy: when a waiting request preempts a running one
     window_tokens: int = 50  # generated tokens between two predictions and comparisons (ELIS: 50)
-    max_wait_s: float = 60.0  # a request that waited so long in total precedes all that have not
+    max_wait_s: float = 60.0  # a request that waited so long precedes those that have not, in order of arrival
     max_preemptions: int = 3  # most preemptions of a request
     preemptions_per_s: float = 10.0  # most preemptions of all requests a second
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
@@ -173,7 +173,7 @@ class Admission:
 
     max_queued: int = 20_000
     max_queued_bytes: int = 128 << 20  # of bodies; above a third of ``Limits.body_budget_bytes`` that binds
-    max_predicted_wait_s: float = math.inf  # a longer predicted wait gets 429 and Retry-After
+    max_predicted_wait_s: float = math.inf  # a request with a longer one gets 429 and Retry-After; inf admits all
     no_engine_s: float = 30.0  # how long requests wait without an engine for their model before 503
 
     def __post_init__(self) -> None:
@@ -190,8 +190,8 @@ class Dispatch:
     max_concurrency: int = 512
     kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
     adapt_every_s: float = 1.0  # least time between two adaptations
-    affinity: float = 0.5  # share of a session's prompt or known prefix assumed cached there; 0: ignored
-    prefixes: str = "tenant"  # whose prompts share prefixes (keyed hashes): "tenant", "shared" (all), "none"
+    affinity: float = 0.5  # share of a session's or known prefix assumed cached at its engine; 0: ignored
+    prefixes: str = "tenant"  # whose prompts share prefixes: those of one "tenant", of all ("shared"), "none"
     phases: Phases | None = None  # the schedule of every engine in mode rra
 
     def __post_init__(self) -> None:
@@ -211,7 +211,9 @@ class Forecasting:
     predictor: str = "default"  # "default" (the shipped one), a file, or "none": all lengths alike
     statistic: str = "mean"  # one of STATISTICS of the predicted distribution, which orders
     deadline_s: float = 0.010  # after this time a request goes on with the prior
-    inline_below_s: float = 0.0002  # a predictor faster than this per prompt runs in the event loop
+    inline_below_s: float = (
+        0.0002  # a predictor faster than this per prompt runs in the event loop, others in a process
+    )
     learn: bool = True  # whether predictions are corrected by finished lengths (scale by model, conformal)
     learn_every: int = 64  # finished requests between two corrections
 

@@ -63,6 +63,21 @@ def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
     return np.asarray(spread + near + np.diag(np.maximum(correct, 0.0)))
 
 
+def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: int) -> Floats:
+    """Return [k, k] shares of predicted bins by true bin; a bin without requests counts as predicted correctly."""
+    check_counts(1, bins)
+    true, predicted = np.asarray(true_bin, np.int64), np.asarray(predicted_bin, np.int64)
+    if true.shape != predicted.shape or true.ndim != 1:
+        raise InputError(f"true and predicted bins must be two columns of one length; {true.shape}, {predicted.shape}")
+    for name, column in (("true", true), ("predicted", predicted)):
+        if len(column) and not (column.min() >= 0 and column.max() < bins):
+            raise InputError(f"{name} bins must lie within 0 to {bins - 1}; found {column.min()} to {column.max()}")
+    counts = np.zeros((bins, bins))
+    np.add.at(counts, (true, predicted), 1.0)
+    totals = counts.sum(axis=1, keepdims=True)
+    return np.where(totals > 0, counts / np.maximum(totals, 1), np.eye(bins))
+
+
 def confuse(true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return [n] the predicted bins by a ``confusion`` [k, k] and uniform draws ``levels`` [n], to share by runs."""
     matrix = _checked_confusion(confusion, len(np.atleast_2d(np.asarray(confusion))))

@@ -56,6 +56,15 @@ def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
     return _sojourn(sizes, shares, np.full(len(sizes), wait), load, slots)
 
 
+def processor_sharing(times: ServiceTimes, rate_rps: float) -> Sojourn:
+    """Return the sojourn of one server shared by all requests: E[S] / (1 - load) for any distribution.
+
+    It models a batch without a limit whose step time grows in proportion to the batch.
+    """
+    slowdown = 1 / (1 - load_of(times, rate_rps))
+    return Sojourn(times.mean_s * slowdown, times.mean_s * (slowdown - 1), slowdown)
+
+
 def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
     """Return the sojourn under shortest job first, nonpreemptive (Phipps 1956); equal sizes are served in order."""
     # wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x))
