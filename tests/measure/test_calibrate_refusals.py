@@ -12,7 +12,7 @@ from planted_runs import LIMITS, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate
-from lengthwise.measure.calibration.measured_runs import at_once, check_runs, split_of
+from lengthwise.measure.calibration.measured_runs import at_once, check_runs, client_was_disturbed, split_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 
@@ -65,10 +65,13 @@ class TestRefusals:
             metadata = {"client": client | changes}
             return replace(run, warnings=("the client was late",), client_s=late_s, metadata=metadata)
 
+        assert not client_was_disturbed(run)
+        assert not client_was_disturbed(late_by(0.3))
         taken = split_of([late_by(0.3)], deployment, 0.3, ())
         assert any("the client was late" in note and "so the run was taken" in note for note in taken.notes)
         saturated = {"surely_often": True}
         for doubtful in (late_by(3.0), late_by(0.3, cpu_share=0.9), late_by(0.3, loop_lag=saturated)):
+            assert client_was_disturbed(doubtful)
             with pytest.raises(InputError, match="the client was late"):
                 split_of([doubtful], deployment, 0.3, ())
         other = replace(late_by(0.3), warnings=("the client was late", "a partial run"))

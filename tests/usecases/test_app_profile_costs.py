@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from app_profile_world import GPU, launcher, space
 
+from lengthwise import measure
+from lengthwise.backend.openai_protocol import Server
 from lengthwise.schema.app import ModelPlan
 from lengthwise.usecases.app_profile_cost import (
+    _bench,
     _loads,
     calibrate_replica,
     concurrencies,
@@ -45,6 +49,21 @@ def test_loads_have_lengths_of_the_sample_within_what_the_model_takes(max_num_se
     assert sum(len(load) for load in loads) >= 100
     again = list(_loads(max_num_seqs, LENGTHS, 40, seed=3))
     assert all((a.prompt_tokens == b.prompt_tokens).all() for a, b in zip(loads, again, strict=True))
+
+
+@pytest.mark.parametrize(("disturbed", "sent"), [(0, 1), (2, 3), (9, 4)])
+def test_a_load_is_sent_again_while_the_client_is_disturbed(tmp_path, monkeypatch, disturbed, sent):
+    calls = []
+
+    def bench(server, load, settings, *, deployment):
+        calls.append(settings)
+        client = {"loop_lag": {"surely_often": len(calls) <= disturbed}, "late_doubt": None}
+        return SimpleNamespace(metadata={"client": client}, warnings=())
+
+    monkeypatch.setattr(measure, "bench", bench)
+    load = next(_loads(1, LENGTHS, 40, seed=3))
+    _bench(Server("http://127.0.0.1:1"), load, space().deployment(ModelPlan(0, GPU)), seed=3)
+    assert len(calls) == sent
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from lengthwise import measure
 from lengthwise.apps.launch import Launcher
 from lengthwise.apps.launch.engine import HttpEngine
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.measure.calibration import Calibration
+from lengthwise.measure.calibration import Calibration, client_was_disturbed
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, InternalError
@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 _MIN_REQUESTS = (24, 32, 48)
 """By concurrency, lowest first: a calibration fits to at least 50 requests and holds out at least 10."""
 _REQUESTS_PER_SEQUENCE = (1, 3, 3)
+_REPEATS = 4
+"""A load is sent this often at most, until other work on the client's machine does not disturb it."""
 
 
 def calibrate_replica(
@@ -35,7 +37,7 @@ def calibrate_replica(
     *,
     seed: int = 0,
 ) -> tuple[Calibration, int]:
-    """Return cost tables fitted to one replica under load, and the number of requests sent; raise EngineError.
+    """Return cost tables fitted to one replica under load, and the number of requests of the fit; raise EngineError.
 
     Closed loops: one request at a time, the maximum, and their geometric mean. One load is held out of the fit.
     ``lengths`` are (prompt, output) tokens of each request of the sample.
@@ -84,9 +86,13 @@ def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) ->
     metadata = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": parallel.gpus}
     metadata |= {name: getattr(parallel, name) for name in ("tp", "pp", "replicas")}
     metadata |= {name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-    measured = measure.bench(server, load, measure.LoadSettings(seed=seed, warmup_requests=2), deployment=metadata)
-    if any(f"ended by {measure.INTERRUPTED}" in warning for warning in measured.warnings):
-        raise KeyboardInterrupt
+    settings = measure.LoadSettings(seed=seed, warmup_requests=2)
+    for _ in range(_REPEATS):
+        measured = measure.bench(server, load, settings, deployment=metadata)
+        if any(f"ended by {measure.INTERRUPTED}" in warning for warning in measured.warnings):
+            raise KeyboardInterrupt
+        if not client_was_disturbed(measured):
+            break
     return measured
 
 

@@ -97,6 +97,16 @@ def harmless_lateness(measured: Measured) -> tuple[str, ...]:
     return (warning,) if idle and on_time and lateness_effect(measured) < MIN_LATENESS_EFFECT else ()
 
 
+def client_was_disturbed(measured: Measured) -> bool:
+    """Return whether other work on the client's machine affected its times, so that a repeat can be better."""
+    client = measured.metadata.get("client")
+    if not isinstance(client, Mapping):
+        return False
+    lag = client.get("loop_lag")
+    woke_late = isinstance(lag, Mapping) and lag.get("surely_often") is True
+    return woke_late or (client.get("late_doubt") is not None and not harmless_lateness(measured))
+
+
 def lateness_effect(measured: Measured) -> float:
     """Return the larger relative decrease of TTFT's mean and 95th percentile if all requests had left on time."""
     r, late_s = measured.records.requests, measured.client_s
