@@ -28,33 +28,33 @@ def relative(path):
 
 
 def test_import_contracts_hold():
-    """The arrows of docs/house.md, by import-linter."""
+    """Imports follow the order of docs/house.md (import-linter)."""
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_room_has_its_place_in_the_contracts():
-    """A new room must say where it stands, or import-linter does not look at it."""
+def test_the_import_contracts_name_every_package():
+    """Import-linter ignores a package that no contract names."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["type"] == "layers")
     placed = {name.strip() for layer in layers for name in layer.split("|")}
-    rooms = {f"lengthwise.{p.parent.name}" for p in PACKAGE.glob("*/__init__.py")}
-    assert rooms <= placed, rooms - placed
+    packages = {f"lengthwise.{p.parent.name}" for p in PACKAGE.glob("*/__init__.py")}
+    assert packages <= placed, packages - placed
 
 
-def test_files_are_named_by_what_they_hold():
+def test_file_names_state_their_subject():
     named = {relative(path): set(re.split(r"[_./]", relative(path))) for path in SOURCES}
     assert [name for name, words in named.items() if words & FORBIDDEN_NAMES] == []
 
 
-def test_only_one_file_knows_the_compiler():
+def test_only_one_file_imports_the_compiler():
     knows = [relative(path) for path in SOURCES if names_in(tree(path)) & {"njit", "numba"}]
     assert knows == ["_jit.py"]
 
 
-def test_rooms_keep_out_of_each_others_private_files():
-    """`_x.py` is private to its room; the compiled kernel may read the compiled lookup of costs."""
+def test_no_package_imports_private_files_of_another():
+    """`_x.py` is private to its package; the compiled kernel may read the compiled lookup of costs."""
     assert [f"{relative(p)}: {'.'.join(parts)}" for p in SOURCES for parts in imports(p) if intrudes(p, parts)] == []
 
 
@@ -63,7 +63,7 @@ def tree(path):
 
 
 def names_in(module):
-    """Every name that a module imports, reads or calls."""
+    """Return every name that a module imports, reads or calls."""
     found = set()
     for node in ast.walk(module):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -77,7 +77,7 @@ def names_in(module):
 
 
 def imports(path):
-    """What a file imports from this package, as parts of dotted names without the package's."""
+    """Yield the parts of each dotted name that a file imports from lengthwise."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lengthwise":
             for alias in node.names:
@@ -85,16 +85,16 @@ def imports(path):
 
 
 def intrudes(path, parts):
-    """Whether a file reaches through another room's wall."""
+    """Return whether a file imports a private name of another package."""
     home = relative(path).split("/")[0]
     private = [part for part in parts if part.startswith("_")]
     return bool(private) and parts[0] not in {home, "_jit"} and parts[:2] != ["cost", "_lookup"]
 
 
-def test_no_policy_is_told_the_true_output_length():
+def test_no_policy_receives_the_true_output_length():
     for axis, arguments in ARGUMENTS.items():
-        told = [name for name in arguments if TRUTH.search(name)]
-        assert not told, f"{axis}: {told}"
+        true = [name for name in arguments if TRUTH.search(name)]
+        assert not true, f"{axis}: {true}"
 
 
 def test_the_truth_would_be_recognised():

@@ -110,7 +110,7 @@ def test_simulate_ends_with_one_message_and_no_file(cli, folder, overrides, word
     ended = cli("simulate", folder / "small.toml", *sets, "--json", out, "--report", html)
     assert (ended.code, ended.out) == (2, "")
     assert words in ended.err
-    errors = [line for line in ended.err.splitlines() if not line.startswith("compiling the engine")]
+    errors = [line for line in ended.err.splitlines() if not line.startswith("compiling the simulator")]
     assert errors[0].startswith("error: ")
     assert sum(line.startswith("error") for line in errors) == 1
     assert "Traceback" not in ended.err

@@ -122,7 +122,7 @@ def test_a_long_prompt_is_rejected_and_said(cli, scenario_file, tmp_path):
 
 def test_an_uncompiled_engine_is_announced(cli, scenario_file, monkeypatch):
     monkeypatch.setattr("lengthwise.engine.simulation.ready", lambda: False)
-    assert "compiling the engine (first run only" in cli("simulate", scenario_file).err
+    assert "compiling the simulator (first run only" in cli("simulate", scenario_file).err
     assert cli("simulate", scenario_file, "--quiet").err == ""
 
 

@@ -47,5 +47,5 @@ def compile_note(*, quiet: bool) -> AbstractContextManager[None]:
     """Return a context in which a compilation of the engine prints a note about its duration."""
     from lengthwise import engine
 
-    note = f"compiling the engine (first run only, about {COMPILE_S} s)"
+    note = f"compiling the simulator (first run only, about {COMPILE_S} s)"
     return nullcontext() if quiet else engine.on_compile(lambda: typer.echo(note, err=True))

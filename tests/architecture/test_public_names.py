@@ -1,4 +1,4 @@
-"""Every door opens, on what it says, and not on more than that."""
+"""Public names resolve, are sorted, and load nothing heavy before their first use."""
 
 from __future__ import annotations
 
@@ -12,70 +12,70 @@ import pytest
 import lengthwise
 
 ROOT = Path(lengthwise.__file__).parent
-ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 HEAVY = ("numba", "llvmlite", "numpy", "scipy", "polars", "pydantic", "typer", "rich", "plotly", "sklearn")
 
 
 def in_a_new_process(code):
-    """What a fresh interpreter prints."""
+    """Return the words that a new interpreter prints."""
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     return done.stdout.split()
 
 
 def imported_by(statement):
-    """Which heavy packages a statement imports."""
+    """Return the heavy packages that a statement imports."""
     return in_a_new_process(f"import sys\n{statement}\nprint(*(m for m in {HEAVY!r} if m in sys.modules))")
 
 
-def test_the_front_door_imports_nothing_heavy():
+def test_importing_lengthwise_imports_nothing_heavy():
     assert imported_by("import lengthwise") == []
 
 
-def test_looking_at_the_front_door_imports_nothing_heavy():
+def test_listing_the_public_names_imports_nothing_heavy():
     assert imported_by("import lengthwise; dir(lengthwise); lengthwise.__all__") == []
 
 
-def test_the_heavy_names_are_those_that_would_be_seen():
+def test_imported_by_sees_heavy_packages():
     assert "numpy" in imported_by("from lengthwise import Workload")
 
 
-def test_nouns_policies_and_costs_do_without_the_compiler():
-    rooms = "import lengthwise.schema.deployment, lengthwise.catalog, lengthwise.metrics, lengthwise.policy"
-    assert not {"numba", "llvmlite", "polars", "pydantic"} & set(imported_by(rooms))
+def test_records_policies_and_costs_do_not_import_the_compiler():
+    statement = "import lengthwise.schema.deployment, lengthwise.catalog, lengthwise.metrics, lengthwise.policy"
+    assert not {"numba", "llvmlite", "polars", "pydantic"} & set(imported_by(statement))
 
 
-def test_the_command_line_opens_without_what_only_commands_need():
+def test_the_command_line_imports_no_library_of_a_single_command():
     assert not {"numba", "polars", "plotly", "sklearn"} & set(imported_by("import lengthwise.cli"))
 
 
-def test_front_door_is_sorted_and_every_name_resolves():
+def test_public_names_are_sorted_and_resolve():
     assert lengthwise.__all__ == sorted(lengthwise.__all__)
     assert len(set(lengthwise.__all__)) == len(lengthwise.__all__)
     for name in lengthwise.__all__:
         assert getattr(lengthwise, name) is not None, name
 
 
-def test_dir_lists_the_front_door():
+def test_dir_lists_the_public_names():
     assert set(lengthwise.__all__) <= set(dir(lengthwise))
     assert lengthwise.__version__
 
 
-def test_front_door_has_no_name_that_it_does_not_list():
+def test_no_public_name_is_unlisted():
     assert set(lengthwise._HOMES) == set(lengthwise.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         _ = lengthwise.nonsense
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_doors_of_rooms(room):
-    door = importlib.import_module(f"lengthwise.{room}")
-    assert door.__doc__, f"{room}/__init__.py must say what the room is for"
-    names = list(getattr(door, "__all__", []))
+@pytest.mark.parametrize("name", PACKAGES)
+def test_public_names_of_a_package(name):
+    package = importlib.import_module(f"lengthwise.{name}")
+    assert package.__doc__, f"{name}/__init__.py must state the package's purpose"
+    names = list(getattr(package, "__all__", []))
     assert names in (sorted(names), sorted(names, key=isort_key))
     assert len(set(names)) == len(names)
-    for name in names:
-        assert hasattr(door, name), name
-        assert not name.startswith("_"), name
+    for public in names:
+        assert hasattr(package, public), public
+        assert not public.startswith("_"), public
 
 
 def isort_key(name):
