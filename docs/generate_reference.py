@@ -101,7 +101,7 @@ APP_MEANINGS = {
     "run.engines": "Settings for one model, by its name.",
     "run.lease": "A lease that is not renewed for this long goes to another coordinator.",
     "run.seed": "Random seed.",
-    "run.engines.NAME.true_lengths": "Simulated engines: factor between true and planned output lengths.",
+    "run.engines.NAME.length_factor": "Simulated engines: factor between true and planned output lengths.",
     "run.engines.NAME.urls": "Addresses of running engines, one per replica.",
 }
 GATEWAY_MEANINGS = {

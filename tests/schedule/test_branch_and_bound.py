@@ -154,7 +154,7 @@ def test_few_points_of_a_large_box_are_evaluated(seed):
     grid, bound = Grid(latency, throughput), float(np.quantile(latency, rng.uniform(0.1, 0.9)))
     found = branch_and_bound(grid.perf, grid.variables, bound, EXACT)
     assert found.best.throughput_rps == throughput[latency <= bound].max()
-    assert found.evaluated < 0.01 * found.of
+    assert found.evaluated < 0.01 * found.total
 
 
 def test_a_throughput_for_points_that_cannot_run_saves_evaluations():

@@ -80,7 +80,7 @@ def test_only_schedules_are_counted_not_places_beyond_a_run(opt_estimator, strat
     found = planner.search(6.0, planner.spaces, separately=True)
     for one in found:
         points, _, _ = one.space.evaluated_points()
-        assert one.result.of == one.space.size
+        assert one.result.total == one.space.size
         assert len(points) <= one.result.evaluated == one.space.evaluated <= one.space.size
 
 

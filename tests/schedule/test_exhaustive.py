@@ -20,7 +20,7 @@ def test_the_size_of_the_lots_changes_nothing(chunk):
     good = [(-t, s) for t, s in zip(grid.throughput_rps.ravel(), grid.latency_s.ravel(), strict=True) if s <= 0.5]
     assert (-found.best.throughput_rps, found.best.latency_s) == min(good)
     assert found.fastest.latency_s == grid.latency_s.min()
-    assert len(grid.requested) == found.evaluated == found.of == 120
+    assert len(grid.requested) == found.evaluated == found.total == 120
 
 
 def test_equal_points_are_taken_in_the_order_of_their_effect():

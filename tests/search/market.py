@@ -13,7 +13,7 @@ from lengthwise.schema.plan import Limit, Plan
 from lengthwise.schema.workload import Workload
 from lengthwise.search import workers
 from lengthwise.search.configuration_search import Options, Run, search
-from lengthwise.search.limits import Promises, Question, objective
+from lengthwise.search.limits import Question, SloLimits, objective
 from lengthwise.search.load import Load
 from lengthwise.search.objectives import Bench
 from lengthwise.search.space import Space
@@ -75,7 +75,7 @@ SMALL = Space(
 def question(name: str = "requests_per_dollar", *limits: Limit, **more: Any) -> Question:
     """A question, of a limit on TTFT where none is given."""
     slo = more.pop("slo", None)
-    return Question(objective(name), Promises(limits or (TTFT,), slo), **{"precision": 0.1, "seeds": 4} | more)
+    return Question(objective(name), SloLimits(limits or (TTFT,), slo), **{"precision": 0.1, "seeds": 4} | more)
 
 
 def bench(requested: Question, draw: Any = Chat(), build: Any = Build()) -> Bench:

@@ -20,7 +20,7 @@ from lengthwise.schema.deployment import EngineLimits, Scheduler
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.workload import Workload
 from lengthwise.search.bounds import ceiling
-from lengthwise.search.limits import Promises
+from lengthwise.search.limits import SloLimits
 from lengthwise.search.measurement import Window
 
 pytestmark = pytest.mark.skipif(
@@ -84,7 +84,7 @@ def check_batch(workload, deployment):
         beyond = 1 - np.cumsum(window.gaps().histogram) / window.gaps().total
         limit = Limit(f"tbt.{quantile}", float(edges_s[1 + np.flatnonzero(beyond <= share)[0]]))
         top = ceiling(deployment, workload, [limit])
-        assert Promises((limit,)).usage(window)[limit.metric] <= 1 + 1e-9
+        assert SloLimits((limit,)).usage(window)[limit.metric] <= 1 + 1e-9
         assert achieved <= top.rate_rps
         assert not top.impossible
 
@@ -117,7 +117,7 @@ def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, m
     low, high = 1e-6, 1e4
     while high > 1.001 * low:
         middle = (low * high) ** 0.5
-        held = Promises((Limit(f"{metric}.{statistic}", middle),)).usage(window)[f"{metric}.{statistic}"] <= 1
+        held = SloLimits((Limit(f"{metric}.{statistic}", middle),)).usage(window)[f"{metric}.{statistic}"] <= 1
         low, high = (low, middle) if held else (middle, high)
     assert not ceiling(deployment, workload, [Limit(f"{metric}.{statistic}", high)]).impossible
     if low < 1e-5:
@@ -125,7 +125,7 @@ def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, m
     for factor in (0.9, 0.5, 0.1):
         limit = Limit(f"{metric}.{statistic}", low * factor)
         if ceiling(deployment, workload, [limit]).impossible:
-            assert Promises((limit,)).usage(window)[limit.metric] > 1
+            assert SloLimits((limit,)).usage(window)[limit.metric] > 1
 
 
 def test_impossible_limits_are_found():
@@ -137,7 +137,7 @@ def test_impossible_limits_are_found():
         low, high = 1e-5, 10.0
         while high > 1.001 * low:
             middle = (low * high) ** 0.5
-            held = Promises((Limit(metric, middle),)).usage(window)[metric] <= 1
+            held = SloLimits((Limit(metric, middle),)).usage(window)[metric] <= 1
             low, high = (low, middle) if held else (middle, high)
         told = ceiling(one, workload, [Limit(metric, share * low)]).impossible
         assert list(told) == [metric], (metric, low)

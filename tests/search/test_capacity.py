@@ -16,7 +16,7 @@ from servers import deployment, one_step_requests, poisson, pollaczek_khinchine,
 
 from lengthwise.schema.plan import Limit
 from lengthwise.search.capacity_search import SCOUT_TOLERANCE, Capacity, Effort, Trials, capacity, largest
-from lengthwise.search.limits import Promises
+from lengthwise.search.limits import SloLimits
 from lengthwise.search.load import Load
 
 pytestmark = pytest.mark.skipif(
@@ -82,7 +82,7 @@ def truth(case):
 @cache
 def found(case, offset):
     service, limit, _ = CASES[case]
-    return capacity(ONE, Load(Arrivals(service, offset)), Promises((limit,)))
+    return capacity(ONE, Load(Arrivals(service, offset)), SloLimits((limit,)))
 
 
 def agreement(case, loads):
@@ -124,21 +124,21 @@ def test_more_replicas_hold_more_than_as_many_times_as_much():
     """Behind round robin, n servers see arrivals of Erlang n: smoother, so that the rate a server is higher."""
     service, limit, _ = CASES["M/M/1 P90"]
     three = deployment(step_costs(0.0, TOKEN_S), max_num_seqs=1, replicas=3)
-    answer = capacity(three, Load(Arrivals(service, 0)), Promises((limit,)))
+    answer = capacity(three, Load(Arrivals(service, 0)), SloLimits((limit,)))
     assert 3 * 1.02 * truth("M/M/1 P90") < answer.rate_rps.low < 3
 
 
 def test_of_several_limits_the_tightest_binds():
     service, tight, _ = CASES["M/D/1 P99"]
     loose = Limit("ttft.p90", 60.0)
-    both = capacity(ONE, Load(Arrivals(service, 0)), Promises((loose, tight)))
+    both = capacity(ONE, Load(Arrivals(service, 0)), SloLimits((loose, tight)))
     assert both.binds == tight.metric
     assert both.rate_rps.value == pytest.approx(truth("M/D/1 P99"), rel=0.03)
 
 
 def test_a_server_that_never_holds_its_limits_serves_nothing():
     service, _, _ = CASES["M/D/1 P99"]
-    answer = capacity(ONE, Load(Arrivals(service, 0)), Promises((Limit("ttft.p50", 0.5),)))
+    answer = capacity(ONE, Load(Arrivals(service, 0)), SloLimits((Limit("ttft.p50", 0.5),)))
     assert answer.rate_rps.value == 0
     assert answer.binds == "ttft.p50"
 
@@ -146,7 +146,7 @@ def test_a_server_that_never_holds_its_limits_serves_nothing():
 def test_without_a_limit_on_waiting_the_queue_must_not_grow():
     """M/D/1 at a service time of 1 s: stable below 1 a second, whatever the limits forget to ask."""
     service, _, _ = CASES["M/D/1 P99"]
-    answer = capacity(ONE, Load(Arrivals(service, 0)), Promises((Limit("tbt.p99", 1.0),)))
+    answer = capacity(ONE, Load(Arrivals(service, 0)), SloLimits((Limit("tbt.p99", 1.0),)))
     assert isinstance(answer, Capacity)
     assert answer.binds == "throughput"
     assert answer.rate_rps.value < answer.ceiling.rate_rps
@@ -157,7 +157,7 @@ def test_without_a_limit_on_waiting_the_queue_must_not_grow():
 
 def test_one_seed_has_no_interval_and_stops_where_longer_runs_tell_nothing_new():
     service, limit, _ = CASES["M/D/1 P99"]
-    answer = capacity(ONE, Load(Arrivals(service, 0), seeds=1), Promises((limit,)))
+    answer = capacity(ONE, Load(Arrivals(service, 0), seeds=1), SloLimits((limit,)))
     assert math.isnan(answer.rate_rps.half_width)
     assert answer.rate_rps.value == pytest.approx(truth("M/D/1 P99"), rel=0.06)
     assert answer.requests < 2**17
@@ -166,8 +166,9 @@ def test_one_seed_has_no_interval_and_stops_where_longer_runs_tell_nothing_new()
 def test_the_same_requests_give_the_same_answer_however_they_are_run():
     service, limit, _ = CASES["M/D/1 P99"]
     load = Load(Arrivals(service, 7))
-    backwards = capacity(ONE, load, Promises((limit,)), each=lambda f, xs: [*map(f, [*xs][::-1])][::-1], precision=0.05)
-    again = capacity(ONE, Load(Arrivals(service, 7)), Promises((limit,)), precision=0.05)
+    limits = SloLimits((limit,))
+    backwards = capacity(ONE, load, limits, each=lambda f, xs: [*map(f, [*xs][::-1])][::-1], precision=0.05)
+    again = capacity(ONE, Load(Arrivals(service, 7)), SloLimits((limit,)), precision=0.05)
     assert backwards.rate_rps == again.rate_rps
 
 
@@ -209,7 +210,7 @@ def test_what_always_or_never_breaks(guess):
 
 def test_trials_keep_what_they_tried():
     service, limit, _ = CASES["M/D/1 P99"]
-    trials = Trials(ONE, Load(Arrivals(service, 0)), Promises((limit,)), 1000, range(3), Effort())
+    trials = Trials(ONE, Load(Arrivals(service, 0)), SloLimits((limit,)), 1000, range(3), Effort())
     assert trials.usage(0.5) == trials.usage(0.5)
     assert (trials.effort.simulations, trials.effort.requests) == (3, 3000)
     assert trials.usage(0.9) > 1 >= trials.usage(0.5)

@@ -14,7 +14,7 @@ from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.plan import Limit, Status
 from lengthwise.search.bounds import ceiling
 from lengthwise.search.capacity_search import Effort, Trials, capacity, run_length
-from lengthwise.search.limits import Promises, objective
+from lengthwise.search.limits import SloLimits, objective
 from lengthwise.search.load import Load
 from lengthwise.search.objectives import EXACT_LENGTHS
 from lengthwise.search.space import Space
@@ -33,9 +33,9 @@ def strain(requested, replicas, settings=None, seeds=8):
     one = Build()(settings or {})
     sized = replace(one, parallel=replace(one.parallel, replicas=replicas))
     load = Load(Chat())
-    top = replace(ceiling(sized, load.sample(), requested.promises.limits), rate_rps=requested.rate_rps)
-    requests = run_length(top, requested.promises) * EXACT_LENGTHS
-    return Trials(sized, load, requested.promises, requests, range(seeds), Effort()).usage(requested.rate_rps)
+    top = replace(ceiling(sized, load.sample(), requested.slo_limits.limits), rate_rps=requested.rate_rps)
+    requests = run_length(top, requested.slo_limits) * EXACT_LENGTHS
+    return Trials(sized, load, requested.slo_limits, requests, range(seeds), Effort()).usage(requested.rate_rps)
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
 def test_a_rate_just_beyond_what_two_replicas_hold_takes_three():
     one = Build()({"deployment.gpu": "H100"})
     two = replace(one, parallel=replace(one.parallel, replicas=2))
-    held = capacity(two, Load(Chat()), question().promises, seeds=8).rate_rps
+    held = capacity(two, Load(Chat()), question().slo_limits, seeds=8).rate_rps
     for rate, gpus in ((held.low * 0.98, 2), (held.high * 1.02, 3)):
         assert ask(bench(question("fewest_gpus", rate_rps=rate, seeds=8)), ONE).best.gpus == gpus
 
@@ -118,7 +118,7 @@ def test_goodput_of_what_cannot_hold_the_rate_is_rejected():
 
 
 def test_a_makespan_is_the_end_of_the_batch():
-    asked = replace(question("makespan", requests=700, seeds=3), promises=Promises(()))
+    asked = replace(question("makespan", requests=700, seeds=3), slo_limits=SloLimits(()))
     plan = ask(bench(asked), GPUS)
     load = Load(Chat())
     for choice in plan.choices:
@@ -133,13 +133,13 @@ def test_a_makespan_is_the_end_of_the_batch():
 def test_no_batch_is_done_before_its_bound_though_few_requests_differ_much_by_seed():
     for offset in range(5):
         draw = Chat(output=200.0, offset=offset)
-        plan = ask(bench(replace(question("makespan", requests=5), promises=Promises(())), draw), ONE)
+        plan = ask(bench(replace(question("makespan", requests=5), slo_limits=SloLimits(())), draw), ONE)
         assert plan.best.bound <= plan.best.objective.value
 
 
 def test_a_trace_of_fewer_requests_is_done_whole():
     """Its bound is of the requests that there are."""
-    asked = replace(question("makespan", requests=5000), promises=Promises(()))
+    asked = replace(question("makespan", requests=5000), slo_limits=SloLimits(()))
     few = ask(bench(asked, lambda seed, n: Chat()(seed, min(n, 50))), ONE).best
     assert few.bound <= few.objective.value
     assert few.requests == (4 + 1) * 50
@@ -151,7 +151,7 @@ def test_a_batch_that_is_not_served_whole_is_rejected():
         def __call__(self, settings):
             return replace(super().__call__(settings), max_model_len=1000)
 
-    asked = replace(question("makespan", requests=200), promises=Promises(()))
+    asked = replace(question("makespan", requests=200), slo_limits=SloLimits(()))
     [choice] = ask(bench(asked, build=Short()), ONE).choices
     assert choice.status is Status.REJECTED
     assert choice.region == "does not serve all requests"
@@ -170,7 +170,7 @@ def test_the_energy_of_an_output_token_is_power_over_tokens():
 def test_requests_per_dollar_are_capacity_over_price():
     asked = question("requests_per_dollar")
     choice = ask(bench(asked), ONE).best
-    again = capacity(Build()({}), Load(Chat()), asked.promises, precision=asked.precision, seeds=asked.seeds)
+    again = capacity(Build()({}), Load(Chat()), asked.slo_limits, precision=asked.precision, seeds=asked.seeds)
     assert choice.capacity_rps == again.rate_rps
     assert choice.objective.value == pytest.approx(again.rate_rps.value * 3600 / choice.price_per_hour_usd)
     assert choice.at.rate_rps == again.rate_rps.low

@@ -214,7 +214,7 @@ def test_questions_that_ask_for_too_little_are_refused():
 
     for name in ("cost_at_rate", "fewest_gpus", "goodput"):
         with pytest.raises(InputError, match="needs a rate"):
-            Question(OBJECTIVES[name], question().promises)
+            Question(OBJECTIVES[name], question().slo_limits)
     with pytest.raises(InputError, match="single request"):
         question("goodput", rate_rps=1.0)
     with pytest.raises(InputError, match="precision"):

@@ -18,7 +18,7 @@ from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
-from lengthwise.search.limits import WAITS, Promises, good_share
+from lengthwise.search.limits import WAITS, SloLimits, good_share
 from lengthwise.search.measurement import WARMUP_SHARE, Window, observe
 
 ONE = deployment(step_costs(0.0, 0.01), max_num_seqs=1)
@@ -93,7 +93,7 @@ def test_who_still_waits_has_waited_until_the_end():
 
 
 def strained(window, *limits, slo=None):
-    return Promises(limits, slo).usage(window)
+    return SloLimits(limits, slo).usage(window)
 
 
 @pytest.mark.parametrize("statistic", ["p50", "p99", "mean"])

@@ -41,7 +41,7 @@ nodes = ["4xA100-80GB"]
 launcher = "simulated"
 
 [run.engines.c]
-true_lengths = 10.0
+length_factor = 10.0
 """
 
 

@@ -55,7 +55,7 @@ def test_axes_and_limits_have_one_spelling():
     section = loads(text).search
     assert set(section.space) == {"deployment.gpu", "engine.max_num_seqs"}
     assert set(section.limits) == {"jct.p99", "ttft.p90"}
-    assert asked(text)[0].bench.question.promises.limits == (Limit("jct.p99", 9.0), Limit("ttft.p90", 0.5))
+    assert asked(text)[0].bench.question.slo_limits.limits == (Limit("jct.p99", 9.0), Limit("ttft.p90", 0.5))
 
 
 def test_what_the_base_leaves_out_comes_from_the_space():
@@ -64,14 +64,14 @@ def test_what_the_base_leaves_out_comes_from_the_space():
 
 def test_a_limit_on_waiting_is_added_where_none_is():
     question = asked(SMALL.replace('ttft.p90 = "500ms"', 'tbt.p99 = "50ms"'))[0].bench.question
-    assert question.promises.limits == (Limit("tbt.p99", 0.05), Limit("queueing_delay.p99", 5.0))
+    assert question.slo_limits.limits == (Limit("tbt.p99", 0.05), Limit("queueing_delay.p99", 5.0))
 
 
 def test_goodput_is_a_least_share_of_the_slo():
     text = SMALL.replace('ttft.p90 = "500ms"', "goodput = 0.9") + '[slo]\nttft = "1s"\n'
-    promises = asked(text)[0].bench.question.promises
-    assert promises.limits == (Limit("goodput", 0.9, at_least=True),)
-    assert promises.slo.ttft_s == 1.0
+    slo_limits = asked(text)[0].bench.question.slo_limits
+    assert slo_limits.limits == (Limit("goodput", 0.9, at_least=True),)
+    assert slo_limits.slo.ttft_s == 1.0
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class AppRun:
     timeouts: EngineTimeouts = field(default_factory=EngineTimeouts)
     store: str | None = None  # place of the ledger; None: in the folder of the run
     urls: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # of running engines, by model number
-    true_lengths: Mapping[int, float] = field(default_factory=dict)  # over planned ones; by model number
+    length_factor: Mapping[int, float] = field(default_factory=dict)  # over planned ones; by model number
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +303,7 @@ class _Builder:
     def _run(self, run: RunTable, engines: Mapping[str, EngineTable], app: App) -> AppRun | None:
         tables = {number: engines.get(model.name, EngineTable()) for number, model in enumerate(app.models)}
         urls = {number: tuple(table.urls) for number, table in tables.items()}
-        true_lengths = {number: t.true_lengths for number, t in tables.items() if t.true_lengths is not None}
+        length_factor = {number: t.length_factor for number, t in tables.items() if t.length_factor is not None}
         without = [app.models[number].name for number, known in urls.items() if not known]
         if run.launcher == "static" and without:
             text = f"every model needs urls where engines are static; {', '.join(without)} has none"
@@ -317,7 +317,7 @@ class _Builder:
             counts = {"max_attempts", "engine_failures", "max_engine_failures", "seed", "replans"}
             settings = Settings(**seconds, **run.model_dump(include=counts))
             timeouts = EngineTimeouts(ready_s=run.ready, stall_s=run.stall, request_s=run.request)
-            return AppRun(run.launcher, settings, timeouts, store, urls, true_lengths)
+            return AppRun(run.launcher, settings, timeouts, store, urls, length_factor)
         return None
 
 

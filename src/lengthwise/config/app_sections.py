@@ -134,7 +134,7 @@ class EngineTable(Section):
     urls: list[Text] = Field(default_factory=list)
     body: dict[str, Any] = Field(default_factory=dict)
     # For simulated engines, the ratio of the length of answers to the planned lengths.
-    true_lengths: Annotated[NotNan, Field(gt=0)] | None = None
+    length_factor: Annotated[NotNan, Field(gt=0)] | None = None
 
 
 class RunTable(Section):

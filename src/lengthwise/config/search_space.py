@@ -67,7 +67,7 @@ def limits_of(section: SearchSection) -> tuple[Limit, ...]:
 
 
 def with_first_values(settings: Table) -> Table:
-    """Return the settings with each setting that they lack at the first value of its axis."""
+    """Return the settings; each one that they lack has the first value of its axis."""
     out = settings
     for _, axes in _spaces(settings):
         for key, values in axes.items():

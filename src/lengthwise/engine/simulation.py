@@ -37,7 +37,7 @@ def simulate(
             UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
             its end, but its tokens are not counted.
         strict: Raise when a request can never fit instead of rejecting it.
-        keep_steps: Maximum number of steps of a run whose step log and token gaps are returned.
+        keep_steps: The step log and the token gaps are returned only if the run has at most this many steps.
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:

@@ -39,7 +39,7 @@ def probe_max_num_seqs(server: Server, desired: int) -> int:
 
 
 def max_concurrent(times: Sequence[RequestTimes]) -> int:
-    """Return the most requests in progress together, if one waited for the end of another; else their number."""
+    """Return the peak concurrency if a request waited for the end of another; else the number of requests."""
     if not any(late.sent_s < early.first_s and early.last_s < late.first_s for late in times for early in times):
         return len(times)
     return max(sum(one.first_s <= other.first_s <= one.last_s for one in times) for other in times)

@@ -274,7 +274,7 @@ class ResilienceConfig:
     first_byte_s: float = 600.0  # timeout of the first byte of a response
     stall_s: float = 60.0  # longest silence within a response
     failures: int = 5  # failures in a row that open an engine's circuit
-    open_s: float = 2.0  # time until an open circuit is tried again, doubled up to 16 times
+    open_s: float = 2.0  # time until an open circuit is tried again, doubled each time up to 16 times this
     # most retries as a share of requests (10 at once, 5 of one tenant or address); the first retry of
     # requests in flight at an engine that died is free
     retry_share: float = 0.2

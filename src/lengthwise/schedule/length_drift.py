@@ -2,8 +2,8 @@
 
 ``drift`` evaluates the chosen schedule for outputs that are longer, more varied or more skewed; its bound is then for
 the quantile of these outputs (the paper's SLA (a)), or for the fixed length of ``Assumptions.output_tokens`` (b). A row
-also has the best schedule for these outputs, and by how much ("margin") the bound should have been tightened for the
-schedule chosen under it to still meet the bound.
+also has the best schedule for these outputs, and ``margin``: the least tightening of the bound at planning whose
+schedule still meets the original bound under these outputs.
 """
 
 from __future__ import annotations

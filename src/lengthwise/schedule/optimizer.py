@@ -145,15 +145,15 @@ class SearchResult:
 
     Of equal throughput ``best`` is that of minimum latency, then of minimum effect, first variable first; None: no
     evaluated point meets the bound. ``fastest`` is the evaluated point of minimum latency, whether it meets the bound
-    or not; infinite latency if all are infeasible. Of ``of`` points ``evaluated`` were, each once. The best of all
-    points has at most (1 + ``gap``) times the throughput of ``best``, if the tolerances hold; infinite: nothing is
-    known.
+    or not; infinite latency if all are infeasible. ``evaluated`` of the ``total`` points were evaluated, each once. The
+    best of all points has at most (1 + ``gap``) times the throughput of ``best``, if the tolerances hold; infinite:
+    nothing is known.
     """
 
     best: EvaluatedPoint | None
     fastest: EvaluatedPoint
     evaluated: int
-    of: int
+    total: int
     gap: float
 
 

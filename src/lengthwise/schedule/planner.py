@@ -293,7 +293,7 @@ def _search(
     """Search a space; of the places of its box only those that are schedules count as evaluated."""
     if evaluate_all:
         found = exhaustive(space.perf_uncached, space.variables, bound_s)
-        return replace(found, evaluated=space.size, of=space.size)
+        return replace(found, evaluated=space.size, total=space.size)
     evaluated = 0
 
     def perf(points: Ints) -> Perf:
@@ -302,7 +302,7 @@ def _search(
         return space.perf(points)
 
     found = branch_and_bound(perf, space.variables, bound_s, tolerances, known_rps=known_rps * (1 - TIE))
-    return replace(found, evaluated=evaluated, of=space.size)
+    return replace(found, evaluated=evaluated, total=space.size)
 
 
 def best_schedule(

@@ -106,13 +106,14 @@ class TokenGaps:
 
 @dataclass(frozen=True)
 class ReplicaTotals:
-    """[replicas] sums over all steps; the ``*_s`` columns are stage-seconds, summed over all pipeline stages.
+    """[replicas] sums over all steps; ``layer_s`` to ``send_s`` are summed over all pipeline stages.
 
     Attributes:
         tokens: Computed tokens, including recomputed ones.
         attention_pairs: (query, key) pairs.
         kv_read_tokens: Cached tokens read by decodes.
-        busy_s: Time with at least one step in flight; ``layer_s`` to ``send_s`` split the stages' busy time by part.
+        busy_s: Wall time with at least one step in flight; ``layer_s`` to ``send_s`` split the stages' busy time.
+        kv_block_s: Allocated KV blocks times the seconds of their steps.
     """
 
     steps: Ints

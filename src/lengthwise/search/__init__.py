@@ -1,4 +1,4 @@
-"""Which deployment: the cheapest that keeps the promises."""
+"""Which deployment: the cheapest that meets the SLOs."""
 
 import lazy_loader
 

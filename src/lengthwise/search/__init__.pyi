@@ -1,6 +1,6 @@
 from .capacity_search import Capacity, capacity, point_at_capacity
 from .configuration_search import Options, Run, search, study
-from .limits import OBJECTIVES, UNLIMITED_GPUS, Promises, Question, check_limit, objective, with_stability
+from .limits import OBJECTIVES, UNLIMITED_GPUS, Question, SloLimits, check_limit, objective, with_stability
 from .load import Load
 from .objectives import REPLICAS, Bench, sized
 from .space import Space, checked
@@ -17,9 +17,9 @@ __all__ = [
     "Capacity",
     "Load",
     "Options",
-    "Promises",
     "Question",
     "Run",
+    "SloLimits",
     "Space",
     "Store",
     "available_cpus",

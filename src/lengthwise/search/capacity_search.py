@@ -25,7 +25,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
 from lengthwise.schema.workload import Floats
 from lengthwise.search.bounds import Ceiling, ceiling
-from lengthwise.search.limits import Promises, good_rate_rps, good_share
+from lengthwise.search.limits import SloLimits, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point, observe, values_of
 from lengthwise.statistics import t_quantile
@@ -61,7 +61,7 @@ Map = Callable[[Callable[[int], list[float]], Iterable[int]], Iterable[list[floa
 def largest(
     usage: Callable[[float], float], guess: float, top: float, span: float, tolerance: float, slope: float = 0.0
 ) -> float:
-    """Return the largest rate up to ``top`` with a usage of at most 1; 0 if none from FLOOR_SHARE of it on has.
+    """Return the largest rate up to ``top`` with a usage of at most 1; 0 if that is below FLOOR_SHARE of ``top``.
 
     Steps from the guess, with growing width, until two rates bracket the answer. Then bisects where the logarithm of
     the usage would cross 0, until the rates are within ``tolerance``. Steps have the ratio ``span`` or, where a usage
@@ -114,7 +114,7 @@ class Trials:
 
     deployment: Deployment
     load: Load
-    promises: Promises
+    slo_limits: SloLimits
     requests: int
     seeds: range
     effort: Effort
@@ -131,13 +131,13 @@ class Trials:
 
     def _seed_usage(self, rate_rps: float, seed: int) -> list[float]:
         workload = self.load.at(seed, self.requests, rate_rps)
-        window = observe(workload, self.deployment, seed, sums=self.promises.needs_sums)
-        return [*self.promises.usage(window).values(), window.queue_growth()]
+        window = observe(workload, self.deployment, seed, sums=self.slo_limits.needs_sums)
+        return [*self.slo_limits.usage(window).values(), window.queue_growth()]
 
     def ceiling_rps(self) -> float:
         """Return the bound of all schedules on the requests of any seed."""
         each = (self.load.at(seed, self.requests, 1.0) for seed in self.seeds)
-        return max(ceiling(self.deployment, requests, self.promises.limits).rate_rps for requests in each)
+        return max(ceiling(self.deployment, requests, self.slo_limits.limits).rate_rps for requests in each)
 
     def _pooled(self, rate_rps: float) -> Floats:
         """Return mean usage over seeds: of the limits and, last, of the queue's growth."""
@@ -156,7 +156,7 @@ class Trials:
     def binds(self) -> str:
         """Return the metric that breaks at the lowest rate with a broken limit; "throughput": the queue grows."""
         broken = [rate for rate in self.by_rate if self._pooled(rate).max() > 1]
-        names = [*(limit.metric for limit in self.promises.limits), "throughput"]
+        names = [*(limit.metric for limit in self.slo_limits.limits), "throughput"]
         return names[int(self._pooled(min(broken)).argmax())] if broken else "throughput"
 
     def spread(self, rate_rps: float, level: float) -> float:
@@ -220,38 +220,38 @@ class Capacity:
         return max(rate.low, rate.value / 2) if math.isfinite(rate.half_width) else rate.value
 
 
-def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
+def scout(deployment: Deployment, load: Load, slo_limits: SloLimits) -> Capacity:
     """Return a rough capacity without an interval, from short runs of one seed.
 
     It raises InputError if the deployment rejects every request.
     """
-    top = ceiling(deployment, load.sample(), promises.limits)
+    top = ceiling(deployment, load.sample(), slo_limits.limits)
     if math.isinf(top.rate_rps):
         raise InputError(
             f"no request fits: every prompt reaches max_model_len ({deployment.max_model_len} tokens) or is rejected "
             "for another reason; raise the limits of [engine], or shorten the prompts"
         )
-    trials = Trials(deployment, load, promises, run_length(top, promises), range(1), Effort())
+    trials = Trials(deployment, load, slo_limits, run_length(top, slo_limits), range(1), Effort())
     rate = largest(trials.usage, 0.75 * top.rate_rps, top.rate_rps, 1.25, SCOUT_TOLERANCE)
     return Capacity(Estimate(rate), trials.binds, trials.requests, top, trials.effort)
 
 
-def breaks_at(rate_rps: float, deployment: Deployment, load: Load, promises: Promises) -> Capacity:
+def check_rate(rate_rps: float, deployment: Deployment, load: Load, slo_limits: SloLimits) -> Capacity:
     """Return whether a scouting run at one rate breaks a limit: ``binds`` names it, or is empty."""
-    top = ceiling(deployment, load.sample(), promises.limits)
-    requests = run_length(replace(top, rate_rps=rate_rps), promises)
-    trials = Trials(deployment, load, promises, requests, range(1), Effort())
+    top = ceiling(deployment, load.sample(), slo_limits.limits)
+    requests = run_length(replace(top, rate_rps=rate_rps), slo_limits)
+    trials = Trials(deployment, load, slo_limits, requests, range(1), Effort())
     binds = trials.binds if trials.usage(rate_rps) > 1 else ""
     return Capacity(Estimate(rate_rps), binds, requests, top, trials.effort)
 
 
 def rough_capacity(
-    deployment: Deployment, load: Load, promises: Promises, guess: float = math.nan, seeds: int = 4
+    deployment: Deployment, load: Load, slo_limits: SloLimits, guess: float = math.nan, seeds: int = 4
 ) -> Capacity:
     """Return a capacity without an interval, from short runs, for comparisons on the same requests."""
-    top = ceiling(deployment, load.sample(), promises.limits)
-    requests = min(2 * run_length(top, promises), load.most, MAX_REQUESTS)
-    trials = Trials(deployment, load, promises, requests, load.seeds_up_to(seeds), Effort())
+    top = ceiling(deployment, load.sample(), slo_limits.limits)
+    requests = min(2 * run_length(top, slo_limits), load.most, MAX_REQUESTS)
+    trials = Trials(deployment, load, slo_limits, requests, load.seeds_up_to(seeds), Effort())
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
     rate = largest(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE)
     return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort)
@@ -260,7 +260,7 @@ def rough_capacity(
 def capacity(
     deployment: Deployment,
     load: Load,
-    promises: Promises,
+    slo_limits: SloLimits,
     *,
     precision: float = 0.025,
     seeds: int = 5,
@@ -274,13 +274,13 @@ def capacity(
     Below ``min_rps``, a rough answer with an unknown half-width suffices. ``each`` maps over the seeds; a thread pool's
     ``map`` runs them in parallel.
     """
-    found, slope, previous = scout(deployment, load, promises), 0.0, math.nan
+    found, slope, previous = scout(deployment, load, slo_limits), 0.0, math.nan
     used, most = load.seeds_up_to(seeds), min(MAX_REQUESTS, load.most)
-    span_s = max(EXACT_WAIT_SPANS * promises.guard_s, EXACT_JCT_SPANS * found.ceiling.jct_s, MIN_S)
+    span_s = max(EXACT_WAIT_SPANS * slo_limits.guard_s, EXACT_JCT_SPANS * found.ceiling.jct_s, MIN_S)
     first = min(max(2 * MIN_REQUESTS, math.ceil(span_s * found.rate_rps.value)), MAX_REQUESTS)
     requests = min(int(first), most // 2)
     while found.rate_rps.value > 0:
-        trials = Trials(deployment, load, promises, requests, used, found.effort, each)
+        trials = Trials(deployment, load, slo_limits, requests, used, found.effort, each)
         top = trials.ceiling_rps()
         found = replace(found, ceiling=replace(found.ceiling, rate_rps=top))
         rate = largest(trials.usage, found.rate_rps.value, top, 1.025, SEED_TOLERANCE, slope)
@@ -297,9 +297,9 @@ def capacity(
     return found
 
 
-def run_length(top: Ceiling, promises: Promises) -> int:
+def run_length(top: Ceiling, slo_limits: SloLimits) -> int:
     """Return the number of requests of the shortest useful run."""
-    span_s = max(WAIT_SPANS * promises.guard_s, JCT_SPANS * top.jct_s, MIN_S)
+    span_s = max(WAIT_SPANS * slo_limits.guard_s, JCT_SPANS * top.jct_s, MIN_S)
     return int(min(max(MIN_REQUESTS, math.ceil(span_s * top.rate_rps)), MAX_REQUESTS))
 
 
@@ -307,7 +307,7 @@ def point_at(
     rate_rps: float,
     deployment: Deployment,
     load: Load,
-    promises: Promises,
+    slo_limits: SloLimits,
     requests: int,
     seeds: Iterable[int],
     level: float,
@@ -320,20 +320,20 @@ def point_at(
         windows.append(observe(workload, deployment, seed))
         effort.simulations += 1
         effort.requests += len(workload)
-    return point_of(rate_rps, windows, promises, level)
+    return point_of(rate_rps, windows, slo_limits, level)
 
 
-def point_of(rate_rps: float, windows: list[Window], promises: Promises, level: float) -> Point:
+def point_of(rate_rps: float, windows: list[Window], slo_limits: SloLimits, level: float) -> Point:
     """Return the mean metrics of windows of several seeds, and whether the limits hold on all of them together."""
     runs = []
     for window in windows:
-        values = values_of(window, promises.guard_s, promises.quantiles)
-        if promises.slo is not None:
-            values["goodput"] = good_share(window, promises.slo, promises.guard_s)
-            values["good_requests_per_s"] = good_rate_rps(window, promises.slo)
+        values = values_of(window, slo_limits.guard_s, slo_limits.quantiles)
+        if slo_limits.slo is not None:
+            values["goodput"] = good_share(window, slo_limits.slo, slo_limits.guard_s)
+            values["good_requests_per_s"] = good_rate_rps(window, slo_limits.slo)
         runs.append(values)
-    usage = np.array([list(promises.usage(window).values()) for window in windows])
-    is_satisfied = not promises.limits or bool(usage.mean(axis=0).max() <= 1)
+    usage = np.array([list(slo_limits.usage(window).values()) for window in windows])
+    is_satisfied = not slo_limits.limits or bool(usage.mean(axis=0).max() <= 1)
     return Point(rate_rps, mean_point(runs, level), is_satisfied)
 
 
@@ -347,10 +347,10 @@ def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, .
 
 
 def point_at_capacity(
-    deployment: Deployment, load: Load, promises: Promises, found: Capacity, seeds: int, level: float = 0.95
+    deployment: Deployment, load: Load, slo_limits: SloLimits, found: Capacity, seeds: int, level: float = 0.95
 ) -> Point | None:
     """Return all metrics at the lower end of a capacity's interval; None where the limits hold at no rate."""
     rate, used = found.low_rps, load.seeds_up_to(seeds)
     if not rate > 0:
         return None
-    return point_at(rate, deployment, load, promises, found.requests, used, level, found.effort)
+    return point_at(rate, deployment, load, slo_limits, found.requests, used, level, found.effort)

@@ -145,12 +145,12 @@ def search(
         name=name,
         metadata=metadata or {},
         objective=question.objective,
-        limits=question.promises.limits,
+        limits=question.slo_limits.limits,
         axes=axes,
         choices=tuple(ordered),
         tied=tied_count(ranked, question),
         cause=_advantages(ordered, axes, question),
-        frontiers=_frontiers(ordered, question.promises.limits),
+        frontiers=_frontiers(ordered, question.slo_limits.limits),
         shifts=shifts,
         regions=_regions(ordered),
         effort=Spent(
@@ -269,7 +269,7 @@ def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
         # Of equal objectives, the one that uses less of its limits comes first.
         used = math.inf
         if c.at is not None:
-            limits = [limit for limit in question.promises.limits if not limit.at_least]
+            limits = [limit for limit in question.slo_limits.limits if not limit.at_least]
             used = max((c.at.value(limit.metric) / limit.bound for limit in limits), default=0.0)
         return statuses.index(c.status), _order(value, question), used, -c.bound_rps, c.key
 
@@ -342,10 +342,10 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
     if question.objective.name != "requests_per_dollar":
         return ()  # at a given rate, another bound changes complete replicas, or nothing
     found = []
-    for limit in question.promises.limits:
+    for limit in question.slo_limits.limits:
         if limit.metric.partition(".")[0] not in LATENCIES:
             continue
-        fastest = {trade.choice for trade in frontier(ranked, limit.metric, question.promises.limits)[-LEADERS:]}
+        fastest = {trade.choice for trade in frontier(ranked, limit.metric, question.slo_limits.limits)[-LEADERS:]}
         choices = [c for at, c in enumerate(ranked) if at < LEADERS or c.name in fastest]
         run.expected["shift"] = run.done.get("shift", 0) + len(choices) * len(BOUND_FACTORS)
         rough = {factor: run.each("shift", choices, (limit.metric, factor)) for factor in BOUND_FACTORS}

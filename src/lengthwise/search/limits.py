@@ -24,14 +24,14 @@ DEFAULT = Limit("queueing_delay.p99", 5.0)
 
 
 @dataclass(frozen=True)
-class Promises:
+class SloLimits:
     """Limits that must hold together; "goodput" counts requests within ``slo``."""
 
     limits: tuple[Limit, ...]
     slo: Slo | None = None
 
-    def with_bound(self, metric: str, factor: float) -> Promises:
-        """Return the promises with the bound of one limit multiplied."""
+    def with_bound(self, metric: str, factor: float) -> SloLimits:
+        """Return these limits with the bound of one limit multiplied."""
         limits = (replace(x, bound=x.bound * factor) if x.metric == metric else x for x in self.limits)
         return replace(self, limits=tuple(limits))
 
@@ -184,7 +184,7 @@ class Question:
     """
 
     objective: Objective
-    promises: Promises
+    slo_limits: SloLimits
     rate_rps: float | None = None
     max_gpus: int = UNLIMITED_GPUS
     requests: int = 1000
@@ -198,7 +198,7 @@ class Question:
             raise InputError(f"the objective {self.objective.name} needs a rate: set search.rate, in requests a second")
         if not 0 < self.precision < 1:
             raise InputError(f"precision must be between 0 and 1; it is {self.precision}")
-        if self.objective.name == "goodput" and self.promises.slo is None:
+        if self.objective.name == "goodput" and self.slo_limits.slo is None:
             raise InputError("the objective goodput needs limits for a single request: set [slo] ttft, tpot or jct")
 
 

@@ -15,7 +15,7 @@ from lengthwise.schema.plan import Choice, Limit, Point, Status
 from lengthwise.search import capacity_search
 from lengthwise.search.bounds import ceiling, fits_any
 from lengthwise.search.capacity_search import MIN_REQUESTS, Capacity, Effort, Trials
-from lengthwise.search.limits import AT_RATE, Promises, Question
+from lengthwise.search.limits import AT_RATE, Question, SloLimits
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point
 from lengthwise.search.space import Settings
@@ -42,7 +42,7 @@ class Evaluation:
     def shift(self, choice: Choice) -> Choice:
         """Return a rough objective: the capacity on few seeds, starting from the known one."""
         found = capacity_search.rough_capacity(
-            self.deployment, self.load, self.question.promises, choice.capacity_rps.value
+            self.deployment, self.load, self.question.slo_limits, choice.capacity_rps.value
         )
         rate = found.rate_rps.value
         value = rate * 3600 / choice.price_per_hour_usd if rate > 0 else math.nan
@@ -71,7 +71,7 @@ class AtCapacity(Evaluation):
 
     def bound(self, choice: Choice) -> Choice:
         """Return the choice with its upper bound, REJECTED where an idle deployment breaks a limit."""
-        top = ceiling(self.deployment, self.load.sample(), self.question.promises.limits)
+        top = ceiling(self.deployment, self.load.sample(), self.question.slo_limits.limits)
         if top.impossible:
             return self._impossible(choice, top.impossible)
         best = top.rate_rps * 3600 / choice.price_per_hour_usd if self._is_per_dollar else math.nan
@@ -83,15 +83,15 @@ class AtCapacity(Evaluation):
 
     def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
         """Return the choice with a rough capacity, PRUNED where a limit breaks at the ``threshold`` objective."""
-        promises, rate = self.question.promises, threshold * choice.price_per_hour_usd / 3600
+        slo_limits, rate = self.question.slo_limits, threshold * choice.price_per_hour_usd / 3600
         if self._is_per_dollar and rate < choice.bound_rps:
-            found = capacity_search.breaks_at(rate, self.deployment, self.load, promises)
+            found = capacity_search.check_rate(rate, self.deployment, self.load, slo_limits)
             if found.binds:
                 reason = f"it breaks {found.binds} at the rate of {threshold:.4g} {self.question.objective.unit}"
                 region = f"breaks {found.binds} far below the best"
                 cause = {"bound": threshold, "reason": reason, "region": region, "binds": found.binds}
                 return _with_effort(choice, found.effort, **cause)
-        found = capacity_search.scout(self.deployment, self.load, promises)
+        found = capacity_search.scout(self.deployment, self.load, slo_limits)
         if not found.rate_rps.value > 0:
             return self._rejected(choice, found)
         at = self._measure(SCOUTED_SHARE * found.rate_rps.value, found, found.requests, range(1))
@@ -105,7 +105,7 @@ class AtCapacity(Evaluation):
         found = capacity_search.capacity(
             self.deployment,
             self.load,
-            question.promises,
+            question.slo_limits,
             precision=question.precision,
             seeds=question.seeds,
             level=question.level,
@@ -130,9 +130,9 @@ class AtCapacity(Evaluation):
         return replace(self._measured(choice, found, at, Status.RANKED), points=points)
 
     def _measure(self, rate_rps: float, found: Capacity, requests: int, seeds: range) -> Point:
-        promises, level = self.question.promises, self.question.level
+        slo_limits, level = self.question.slo_limits, self.question.level
         return capacity_search.point_at(
-            rate_rps, self.deployment, self.load, promises, requests, seeds, level, found.effort
+            rate_rps, self.deployment, self.load, slo_limits, requests, seeds, level, found.effort
         )
 
     def _measured(self, choice: Choice, found: Capacity, at: Point, status: Status) -> Choice:
@@ -163,7 +163,7 @@ class AtRate(Evaluation):
 
     def bound(self, choice: Choice) -> Choice:
         """Return the choice with its bound, REJECTED where no number of replicas holds the limits."""
-        top = ceiling(self.deployment, self.load.sample(), self.question.promises.limits)
+        top = ceiling(self.deployment, self.load.sample(), self.question.slo_limits.limits)
         if top.impossible:
             return self._impossible(choice, top.impossible)
         deployment, is_sized = self.deployment, self.question.objective.name in AT_RATE
@@ -179,7 +179,7 @@ class AtRate(Evaluation):
         """Return the choice with a rough number of replicas, for which bounds are tight, and the metrics of one run."""
         deployment, effort = self.deployment, Effort()
         if self._finds_replicas(choice):
-            one = capacity_search.scout(deployment, self.load, self.question.promises)
+            one = capacity_search.scout(deployment, self.load, self.question.slo_limits)
             effort = one.effort
             if not one.rate_rps.value > 0:
                 return _broken(choice, one.binds, effort, "at any rate")
@@ -212,7 +212,7 @@ class AtRate(Evaluation):
         last = min(most, MAX_REPLICAS_FACTOR * (guess + 1))
         while not high or high - low > 1:
             requests = self._requests(self._resized(replicas), EXACT_LENGTHS)
-            trials = Trials(self._resized(replicas), self.load, self.question.promises, requests, seeds, effort)
+            trials = Trials(self._resized(replicas), self.load, self.question.slo_limits, requests, seeds, effort)
             usage = trials.usage(self._rate_rps)
             usage_of[replicas] = usage, trials.half_width(self._rate_rps, self.question.level)
             if usage <= 1:
@@ -235,7 +235,7 @@ class AtRate(Evaluation):
             count = max(MIN_REQUESTS, int(requests * share))
             used = seeds[:max_seeds]
             return capacity_search.point_at(
-                rate_rps, deployment, self.load, question.promises, count, used, question.level, effort
+                rate_rps, deployment, self.load, question.slo_limits, count, used, question.level, effort
             )
 
         at = measure(self._rate_rps, max_seeds=len(seeds))
@@ -263,7 +263,7 @@ class AtRate(Evaluation):
             value = at.value(limit.metric)
             return limit.bound / max(value, 1e-12) if limit.at_least else value / limit.bound
 
-        limits = self.question.promises.limits
+        limits = self.question.slo_limits.limits
         return max(limits, key=used).metric if limits else "throughput"
 
     def _size(self, deployment: Deployment) -> float:
@@ -272,8 +272,8 @@ class AtRate(Evaluation):
         return float(deployment.parallel.gpus if is_gpus else deployment.price_per_hour_usd)
 
     def _requests(self, deployment: Deployment, lengths: int) -> int:
-        top = ceiling(deployment, self.load.sample(), self.question.promises.limits)
-        return capacity_search.run_length(replace(top, rate_rps=self._rate_rps), self.question.promises) * lengths
+        top = ceiling(deployment, self.load.sample(), self.question.slo_limits.limits)
+        return capacity_search.run_length(replace(top, rate_rps=self._rate_rps), self.question.slo_limits) * lengths
 
     @property
     def _rate_rps(self) -> float:
@@ -325,7 +325,7 @@ class Makespan(Evaluation):
             windows.append(Window(self.deployment, records, None, -1.0, records.end_s))
         makespan = mean_point([{"makespan": window.end_s} for window in windows], question.level)["makespan"]
         requests = len(windows[0].records.requests.arrival_s)
-        at = capacity_search.point_of(requests / makespan.value, windows, Promises(()), question.level)
+        at = capacity_search.point_of(requests / makespan.value, windows, SloLimits(()), question.level)
         measured = _with_effort(
             choice,
             Effort(len(windows), len(windows) * requests),
@@ -338,7 +338,7 @@ class Makespan(Evaluation):
         if (served := at.value("served")) < 1:
             reason = f"{1 - served:.1%} of the requests can never fit"
             return rejected(measured, reason, "does not serve all requests")
-        for limit in question.promises.limits:
+        for limit in question.slo_limits.limits:
             if not limit.is_satisfied(value := at.value(limit.metric)):
                 return rejected(measured, f"{limit.metric} is {value:.3g}", f"breaks {limit.metric}")
         return measured
@@ -394,7 +394,7 @@ class Bench:
         if task.step == "bound":
             return self._bound(choice)
         if task.step == "shift":
-            question, extra = replace(question, promises=question.promises.with_bound(*extra)), ()
+            question, extra = replace(question, slo_limits=question.slo_limits.with_bound(*extra)), ()
         evaluation = evaluation_of(self._deployment(choice.settings), self.load, question)
         step: Callable[..., Choice] = getattr(evaluation, task.step)
         return step(choice, *extra)

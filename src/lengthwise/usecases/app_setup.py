@@ -56,7 +56,7 @@ class Engines:
     timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
     ray: str = "auto"  # address of the Ray cluster; "local" starts one
     # By model number: simulated engines answer this many times as long as planned.
-    true_lengths: Mapping[int, float] = field(default_factory=dict)
+    length_factor: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from lengthwise.config.app_sections import LAUNCHERS
@@ -76,7 +76,7 @@ def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher
         raise InputError(f"the launcher {engines.launcher} needs a plan; name the GPUs to plan for (--node)")
     if engines.launcher == "simulated":
         names = [model.name for model in planned.expanded.app.models]
-        lengths = Lengths.of(planned.expanded.tasks, _true_lengths(planned, engines.true_lengths))
+        lengths = Lengths.of(planned.expanded.tasks, _true_lengths(planned, engines.length_factor))
         return SimulatedLauncher(names, space.deployment, lengths, space.seconds, space.sleeps)
     if engines.launcher == "ray":
         from lengthwise.apps.launch.ray import RayLauncher
@@ -105,7 +105,7 @@ def _true_lengths(planned: PlannedApp, factors: Mapping[int, float]) -> TaskDraw
     expanded, models = planned.expanded, list(planned.expanded.app.models)
     for number, factor in factors.items():
         if (lengths := models[number].lengths) is None:
-            raise InputError("true_lengths scales a model's lengths; give the model lengths, or remove true_lengths")
+            raise InputError("length_factor scales a model's lengths; give the model lengths, or remove length_factor")
         models[number] = replace(models[number], lengths=ScaledLengths(lengths, factor))
     (sample,) = length_samples(replace(expanded, app=replace(expanded.app, models=models)), [TRUE_SEED])
     return sample
@@ -139,7 +139,7 @@ class AppRequest:
         """Return the engines of the file, or those of another launcher."""
         run = self.file.run
         name = launcher or run.launcher
-        return Engines(name, self.file.loaded, run.urls or {}, run.timeouts, ray, run.true_lengths)
+        return Engines(name, self.file.loaded, run.urls or {}, run.timeouts, ray, run.length_factor)
 
 
 def load_app_request(

@@ -70,10 +70,10 @@ def capacities(
 def _capacity(side: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     section = side.search or SearchSection()
     limits = search.with_stability(limits_of(section))
-    promises, served, load = search.Promises(limits, slo_of(side)), deployment(side), search_load(side)
+    slo_limits, served, load = search.SloLimits(limits, slo_of(side)), deployment(side), search_load(side)
     engine.warm_up()  # otherwise every thread would compile it
-    found = search.capacity(served, load, promises, precision=section.precision, seeds=section.seeds, each=pool.map)
-    at = search.point_at_capacity(served, load, promises, found, section.seeds)
+    found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
+    at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)
     out_of_range: tuple[Beyond, ...] = ()
     if at is not None and served.cost.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)

@@ -109,7 +109,7 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
         )
     return Question(
         objective=objective,
-        promises=search.Promises(limits, slo_of(scenario)),
+        slo_limits=search.SloLimits(limits, slo_of(scenario)),
         rate_rps=section.rate,
         max_gpus=section.max_gpus or search.UNLIMITED_GPUS,
         requests=scenario.workload.num_requests or DEFAULT_REQUESTS,

@@ -48,8 +48,8 @@ def test_a_run_that_is_gone_on_with_tells_at_its_start_what_is_answered(tmp_path
     assert ended.of(State.DONE) == 400
     assert starts == 0
     assert sum(kept.retained) == done
-    assert sum(kept.retained) + sum(kept.requested) == 400
-    assert f"{kept.retained[0]} of {kept.retained[0] + kept.requested[0]} answers kept" in kept.words()
+    assert sum(kept.retained) + sum(kept.remaining) == 400
+    assert f"{kept.retained[0]} of {kept.retained[0] + kept.remaining[0]} answers kept" in kept.words()
 
 
 def test_a_second_run_over_the_answers_of_a_first_tells_at_its_start_what_it_takes_over(tmp_path):

@@ -205,7 +205,7 @@ def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
         assert not ended.resumed
         assert ended.reused.retained == (6, 0)
-        assert ended.reused.requested == (6, 6)
+        assert ended.reused.remaining == (6, 6)
         assert ended.of(State.DONE) == 18
         assert "c0: 6 of 12 answers kept; c1: 0 of 6" in ended.reused.words()
 

@@ -121,8 +121,8 @@ class Runs:
     """Cached runs of a sample.
 
     Args:
-        fast: Whether to derive the run of a model that continues under another plan from the run of that plan from
-            the very start, after equal progress, instead of simulating it. Accurate enough to compare plans.
+        fast: Whether to take, for a model that continues under another plan, the rest of that plan's complete run
+            from equal progress on, instead of simulating it. Accurate enough to compare plans.
         known: Runs of the same sample; runs from the start are simulated and cached there, for both.
 
     Attributes:
@@ -265,9 +265,9 @@ _MAX_PASSES = 1000
 
 @dataclass(frozen=True)
 class Live:
-    """A run in progress, with its complete course; its (first) replicas are ready at ``start_s``.
+    """A run in progress, with its complete course; its first replicas are ready at ``start_s``.
 
-    ``isolated`` is the run without replicas that join at ``joins_s``; None: all are ready at once.
+    ``isolated`` is the run of the first replicas alone, before others join at ``joins_s``; None: all are ready at once.
     """
 
     run: Run
@@ -310,7 +310,7 @@ class State:
 
 @dataclass(frozen=True)
 class Delay:
-    """Seconds until all replicas of a plan are ready; ``retained`` ones run meanwhile, or after ``first_s``."""
+    """Seconds until all replicas of a plan are ready; ``retained`` replicas serve from ``first_s`` on (0: now)."""
 
     seconds: float
     retained: int = 0

@@ -346,17 +346,17 @@ def written_tokens(shared: SharedState, dispatchers: Sequence[ModelDispatcher]) 
 
 @dataclass(frozen=True)
 class Reused:
-    """Tasks by call: ``retained`` are answered already; ``requested`` remain, those that wait for them included."""
+    """Tasks by call: ``retained`` are answered already; ``remaining`` are not, those that wait for others included."""
 
     calls: tuple[str, ...]
     retained: tuple[int, ...]
-    requested: tuple[int, ...]
+    remaining: tuple[int, ...]
 
     def words(self) -> str:
         """Return a text for people, call by call."""
         return "; ".join(
-            f"{call}: {retained} of {retained + requested} answers kept"
-            for call, retained, requested in zip(self.calls, self.retained, self.requested, strict=True)
+            f"{call}: {retained} of {retained + remaining} answers kept"
+            for call, retained, remaining in zip(self.calls, self.retained, self.remaining, strict=True)
         )
 
 
@@ -394,14 +394,14 @@ async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], floa
 async def resumed_results(writer: LedgerWriter, job: Job, retained: Counter[int] | None = None) -> Reused:
     """Return what is answered already and what remains; ``retained``: by call, None: all that is answered."""
     finished: Counter[int] = Counter()
-    requested: Counter[int] = Counter()
+    remaining: Counter[int] = Counter()
     for (pair, state), tasks in (await writer.call(writer.ledger.counts)).items():
         call = job.layout.pairs[pair][0]
         if state == State.DONE:
             finished[call] += tasks
         elif state in (State.WAITING, State.READY, State.LEASED):
-            requested[call] += tasks
+            remaining[call] += tasks
     retained = finished if retained is None else retained
     calls = job.layout.tasks.calls
     numbers = range(len(calls))
-    return Reused(calls, tuple(retained[n] for n in numbers), tuple(requested[n] for n in numbers))
+    return Reused(calls, tuple(retained[n] for n in numbers), tuple(remaining[n] for n in numbers))

@@ -19,7 +19,7 @@ _EXCERPT = 300
 
 
 class Response:
-    """State of one response; ``finished``: the client has received its end."""
+    """State of one response; ``complete``: the engine has sent its end; ``finished``: the client has received it."""
 
     resumable = False  # whether another engine can still continue it without a gap or a repeat
 
