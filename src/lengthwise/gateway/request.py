@@ -75,6 +75,20 @@ class PrefixHasher:
         return tuple(keys)
 
 
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who sends a request, as far as its place in the queue, its worker and its retries depend on it."""
+
+    tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
+    priority: int = 0  # class of the key; smaller is earlier
+    session: str = ""  # name that ties requests together, which prefer one worker; "" none
+    address: str = ""  # network address (of IPv6 the /64); "" unknown
+    deadline_s: float = float("inf")  # when it gives up unless the answer has begun, on the gateway's clock
+
+
+ANONYMOUS = Client()
+
+
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
     """A request for a completion as the edge passes it to the relay: the body as received, and checked values."""
@@ -89,13 +103,8 @@ class ClientRequest:
     max_tokens: int | None  # longest output; None if the client sets none
     n: int  # choices of all prompts, ``n`` or ``best_of`` each
     arrival_s: float  # end of the body, on the gateway's clock
-    deadline_s: float  # when the client gives up, on the gateway's clock; inf unknown
-    request_id: str
     headers: list[tuple[str, str]]  # headers for the engine
-    tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
-    priority: int = 0  # class of the key; smaller is earlier
-    session: str = ""  # name that ties requests together; "" none
-    address: str = ""  # network address of the client (of IPv6 the /64); "" unknown
+    client: Client = ANONYMOUS
     memory_bytes: int = 0  # estimated memory of body, text and fields
     _fields: dict[str, Any] | None = None
 
@@ -145,35 +154,42 @@ NO_FORECAST = LengthPrediction(256.0)
 
 
 @dataclass(slots=True, eq=False)
+class DispatchState:
+    """Where a request waits or runs, and what its dispatches have led to."""
+
+    worker: str = ""  # current worker; "" while it waits
+    queued_for_s: float = 0.0  # total time in the queue until the last dispatch
+    queued_s: float = float("nan")  # when it joined the queue last
+    dispatched_s: float = float("nan")  # last dispatch
+    preemptions: int = 0
+    cached_tokens: int = 0  # prompt tokens probably in the prefix cache of its last worker
+    avoid: frozenset[str] = frozenset()  # workers that failed it
+    single_chunk: bool = False  # whether the engine sends the response in one chunk, so that there is no first token
+
+    def waited_s(self, now_s: float) -> float:
+        """Return the total time in the queue of a request that waits."""
+        return self.queued_for_s + (now_s - self.queued_s)
+
+
+@dataclass(slots=True, eq=False)
 class Request:
-    """A live request. The relay creates it; only the scheduler changes the scheduling fields."""
+    """A live request. The relay creates it; only the scheduler counts its tokens and dispatches it."""
 
     id: int  # unique in this process, in order of arrival
     arrival_s: float  # end of its body, on the gateway's clock
     model: str
     prompt_tokens: int
     max_tokens: int  # requested maximum (the gateway's limit where there is none)
-    tenant: int = 0
-    priority: int = 0
+    client: Client = ANONYMOUS
     body_bytes: int = 0
-    session: str = ""  # requests of a session, or with a common ``prefix``, prefer one worker; "" none
-    prefix: PromptPrefix = EMPTY
+    prefix: PromptPrefix = EMPTY  # requests with a common prefix prefer one worker
     resumable: bool = False  # whether a preemption cannot change its answer
     length_prediction: LengthPrediction = NO_FORECAST
-    deadline_s: float = float("inf")  # when the client gives up unless the answer has begun; inf unknown
     requested_tokens: int = 0  # length that the client fixed; 0 none
     choices: int = 1
-    single_chunk: bool = False  # whether the engine sends the response in one chunk, so that there is no first token
     buffered: bool = False  # whether the client gets the response at its end (no stream)
-    # Scheduling fields:
     generated_tokens: int = 0
-    worker: str = ""
-    queued_for_s: float = 0.0  # total time in the queue until the last dispatch
-    queued_s: float = field(default=float("nan"))
-    dispatched_s: float = field(default=float("nan"))
-    preemptions: int = 0
-    cached_tokens: int = 0  # prompt tokens probably in the prefix cache of its last worker
-    avoid: frozenset[str] = frozenset()  # workers that failed it
+    dispatch: DispatchState = field(default_factory=DispatchState)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class Ticket:
     @property
     def current_worker(self) -> str:
         """Current name of the assigned worker, which may have been renamed; "" while the request waits."""
-        return self.worker and (self.request.worker or self.worker)
+        return self.worker and (self.request.dispatch.worker or self.worker)
 
     # Called by the driver:
 
@@ -165,7 +165,7 @@ class SchedulerDriver:
         """Return the request's ticket once a worker is assigned; raise NotAdmittedError if refused or expired."""
         rejection = DRAINING if self._closed else self.scheduler.offer(self.clock(), request)
         if rejection is not None:
-            self.listeners.refused(rejection.reason, rejection, request.tenant, request.model)
+            self.listeners.refused(rejection.reason, rejection, request.client.tenant, request.model)
             raise NotAdmittedError(rejection)
         self.listeners.on_arrival(request)
         ticket = self._tickets[request.id] = Ticket(self, request)

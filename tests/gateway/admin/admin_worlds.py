@@ -14,7 +14,7 @@ import numpy as np
 from lengthwise.gateway.admin import AdminApp
 from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
+from lengthwise.gateway.request import Client, LengthPrediction, Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.gateway.telemetry import Telemetry
 from lengthwise.predict import LEVELS, LengthDistribution
@@ -105,8 +105,8 @@ class World:
         levels = LengthDistribution.of(np.exp(np.log(typical) + 0.5 * _normal(LEVELS))[None, :])
         length_prediction = LengthPrediction(float(levels.mean[0]), "predictor", levels.tokens[0])
         return Request(
-            number, self.now_s, MODEL, int(rng.integers(20, 800)), 4096, priority=int(number % 7 == 0), resumable=True,
-            length_prediction=length_prediction, body_bytes=900,
+            number, self.now_s, MODEL, int(rng.integers(20, 800)), 4096, Client(priority=int(number % 7 == 0)),
+            resumable=True, length_prediction=length_prediction, body_bytes=900,
         ), length  # fmt: skip
 
     def ran(self, request: Request, length: int, tick: float) -> None:

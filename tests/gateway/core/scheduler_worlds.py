@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.request import LengthPrediction, Request
+from lengthwise.gateway.request import Client, LengthPrediction, Request
 from lengthwise.gateway.scheduling import WorkerState
 
 
 def request(number, arrival_s=0.0, *, predicted=100.0, **metadata):
-    """A request that may be cut, with a predicted length."""
-    given = {"model": "m", "prompt_tokens": 10, "max_tokens": 100_000, "resumable": True} | metadata
+    """A request that may be cut, with a predicted length; fields of its client are given as its own."""
+    client = Client(**{name: metadata.pop(name) for name in Client.__slots__ if name in metadata})
+    given = {"model": "m", "prompt_tokens": 10, "max_tokens": 100_000, "resumable": True, "client": client} | metadata
     return Request(number, arrival_s, length_prediction=LengthPrediction(float(predicted)), **given)
 
 

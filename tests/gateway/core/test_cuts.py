@@ -70,7 +70,7 @@ def test_nobody_is_cut_more_often_than_allowed():
     jobs = [(request(0, 0.0, predicted=3000), 3000)]
     jobs += [(request(i, float(i), predicted=20), 20) for i in range(1, 12)]
     world = World(made, jobs, [worker()]).run()
-    assert world.jobs[0].request.preemptions == 2
+    assert world.jobs[0].request.dispatch.preemptions == 2
 
 
 def test_one_that_was_cut_is_left_alone_for_a_window():
@@ -91,7 +91,7 @@ def test_equal_ones_never_take_turns():
     made = on_demand(preemptions_per_s=math.inf, max_preemptions=1000)
     jobs = [(request(i, 0.3 * i, predicted=500), 500) for i in range(12)]
     world = World(made, jobs, [worker(cap=2)]).run()
-    assert all(job.request.preemptions == 0 for job in world.jobs.values())
+    assert all(job.request.dispatch.preemptions == 0 for job in world.jobs.values())
 
 
 def test_equal_keys_that_do_not_move_never_take_turns():
@@ -173,8 +173,8 @@ def test_whatever_is_predicted_everybody_ends_and_is_cut_at_most_so_often(seed, 
     made = on_demand(max_preemptions=2, preemptions_per_s=math.inf)
     world = World(made, jobs, [worker(cap=cap)]).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
-    assert all(job.request.preemptions <= 2 for job in world.jobs.values())
-    assert all(len(job.sent_s) == job.request.preemptions + 1 for job in world.jobs.values())
+    assert all(job.request.dispatch.preemptions <= 2 for job in world.jobs.values())
+    assert all(len(job.sent_s) == job.request.dispatch.preemptions + 1 for job in world.jobs.values())
 
 
 def windowed():

@@ -114,7 +114,7 @@ class Refusing(Watched):
         super().schedule()
         assert sum(one.num_preempting for one in self.scheduler.worker_pool) == self.pending()
         assert self.scheduler.statistics(self.now_s).preemptions >= sum(
-            job.request.preemptions for job in self.jobs.values()
+            job.request.dispatch.preemptions for job in self.jobs.values()
         )
 
 
@@ -128,5 +128,5 @@ def test_pending_cuts_are_those_that_can_be_answered_and_the_bound_on_waiting_ho
     )
     world = Refusing(made, jobs, [worker(cap=cap)], seed=seed, late_s=late_s).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
-    done = sum(job.request.preemptions for job in world.jobs.values())
+    done = sum(job.request.dispatch.preemptions for job in world.jobs.values())
     assert made.statistics(world.now_s).preemptions == done + world.finished_first

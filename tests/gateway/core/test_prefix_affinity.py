@@ -56,7 +56,7 @@ def test_a_known_beginning_is_followed_while_it_is_worth_more_than_balance(behin
     assert made.schedule(0.3).assign == ((3, "a"),)
     asked = request(4, **begins(SYSTEM + "and who?", 1002))
     assert place(made, 0.4, asked) == to
-    assert asked.cached_tokens == (pytest.approx(0.87 * 1000, rel=0.05) if to == "b" else 0)
+    assert asked.dispatch.cached_tokens == (pytest.approx(0.87 * 1000, rel=0.05) if to == "b" else 0)
 
 
 @pytest.mark.parametrize("change", ["affinity", "tenant", "model", "prefixes"])
@@ -68,7 +68,7 @@ def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_count
     if change == "prefixes":
         asked.prefix = EMPTY
     assert place(made, 0.2, asked) == "a"
-    assert asked.cached_tokens == 0
+    assert asked.dispatch.cached_tokens == 0
     same = request(2, **begins(SYSTEM, 1000))
     assert place(two(), 0.3, same) == "a", "nobody has it: the first of equals"
 
@@ -260,7 +260,7 @@ def test_starts_tell_a_worker_what_a_prompt_costs_and_those_from_its_cache_do_no
         one = request(number, now_s, **begins(text, tokens))
         made.offer(now_s, one)
         made.schedule(now_s)
-        now_s += 0.02 + 0.002 * (tokens - one.cached_tokens)
+        now_s += 0.02 + 0.002 * (tokens - one.dispatch.cached_tokens)
         made.on_progress(now_s, number, 1)
         now_s += 5.0
         made.left(now_s, number)

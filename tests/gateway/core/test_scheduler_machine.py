@@ -60,16 +60,16 @@ class Obvious(RuleBasedStateMachine):
         if self.overdue(one):
             return (0, q.arrival_s, q.id)
         left = max(1.0, self.predicted(q) - q.generated_tokens)
-        served = self.served.get(q.tenant, 0.0) if self.fair else 0.0
+        served = self.served.get(q.client.tenant, 0.0) if self.fair else 0.0
         key = left if self.mode == "srtf" else q.arrival_s
-        return (1, q.priority, served, key, q.arrival_s, q.id)
+        return (1, q.client.priority, served, key, q.arrival_s, q.id)
 
     def available(self, one):
         q = self.requests[one]
         serving = [name for name in NAMES if self.up[name] and q.model in SERVES[name]]
         if self.overdue(one):
             return serving
-        return [name for name in serving if name not in q.avoid] or serving
+        return [name for name in serving if name not in q.dispatch.avoid] or serving
 
     def check(self):
         """Sends as decided, if it is what sorting says."""
@@ -102,24 +102,24 @@ class Obvious(RuleBasedStateMachine):
         prompt = q.prompt_tokens if one not in self.charged else 0
         self.pay(one, prompt, self.predicted(q))
         self.running[one] = name
-        self.stops_waiting(q.tenant)
+        self.stops_waiting(q.client.tenant)
 
     def pay(self, one, prompt, output):
         q = self.requests[one]
         more = 2 * (output - self.charged.get(one, 0.0))
-        self.served[q.tenant] = self.served.get(q.tenant, 0.0) + prompt + more
+        self.served[q.client.tenant] = self.served.get(q.client.tenant, 0.0) + prompt + more
         self.charged[one] = output
 
     def waits(self, one):
         q = self.requests[one]
-        there = {self.requests[other].tenant for other in self.queued_s}
-        if q.tenant not in there:
+        there = {self.requests[other].client.tenant for other in self.queued_s}
+        if q.client.tenant not in there:
             level = min((self.served.get(t, 0.0) for t in there), default=self.level)
-            self.served[q.tenant] = max(self.served.get(q.tenant, 0.0), level)
+            self.served[q.client.tenant] = max(self.served.get(q.client.tenant, 0.0), level)
         self.queued_s[one] = self.now_s
 
     def stops_waiting(self, tenant):
-        if tenant not in {self.requests[other].tenant for other in self.queued_s}:
+        if tenant not in {self.requests[other].client.tenant for other in self.queued_s}:
             self.level = self.served.get(tenant, 0.0)
 
     # -- events ------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Obvious(RuleBasedStateMachine):
         q = self.requests[one]
         waited = self.queued_s.pop(one, None) is not None
         if waited:
-            self.stops_waiting(q.tenant)
+            self.stops_waiting(q.client.tenant)
         else:
             self.pay(one, 0, float(q.generated_tokens))
         self.running.pop(one, None)

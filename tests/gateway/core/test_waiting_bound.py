@@ -50,15 +50,16 @@ class Watched(World):
             if set(order) - overdue:
                 assert overdue <= set(late), "nobody is sent while somebody overdue waits"
             assert not set(decisions.preempt) & {
-                j.request.id for j in self.jobs.values() if j.request.queued_for_s >= MAX_WAIT_S
+                j.request.id for j in self.jobs.values() if j.request.dispatch.queued_for_s >= MAX_WAIT_S
             }
 
     def waits(self, job):
         q = job.request
-        return q.arrival_s <= self.now_s and not job.worker and math.isnan(job.finished_s) and q.queued_s == q.queued_s
+        has_arrived = q.arrival_s <= self.now_s and not math.isnan(q.dispatch.queued_s)
+        return has_arrived and not job.worker and math.isnan(job.finished_s)
 
     def overdue(self, q):
-        return q.queued_s + (MAX_WAIT_S - q.queued_for_s) <= self.now_s
+        return q.dispatch.queued_s + (MAX_WAIT_S - q.dispatch.queued_for_s) <= self.now_s
 
 
 @settings(max_examples=30)
@@ -110,7 +111,7 @@ def test_a_wait_is_summed_over_all_stays():
     assert made.next_s(9.0) == 12.0
     made.left(12.0, 2)
     assert sent(made.schedule(12.0)) == [1]
-    assert long.queued_for_s == 10.0
+    assert long.dispatch.queued_for_s == 10.0
 
 
 def test_one_that_fits_nowhere_yet_keeps_its_worker_for_itself():

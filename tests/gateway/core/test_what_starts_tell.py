@@ -16,7 +16,9 @@ def one_by_one(made, numbers, *, at_once):
     """They run alone, one after the other: 1,000 tokens in 20 s, told as they come or at the end."""
     for number in numbers:
         now_s = 100.0 * number
-        made.offer(now_s, request(number, now_s, single_chunk=at_once))
+        one = request(number, now_s)
+        one.dispatch.single_chunk = at_once
+        made.offer(now_s, one)
         made.schedule(now_s)
         for token in [1000] if at_once else range(1, 1001):
             made.on_progress(now_s + STEP_S * token, number, token)

@@ -183,8 +183,8 @@ def test_what_is_read_of_a_chat():
     body = chat(max_tokens=7, max_completion_tokens=9.0, n=2, stream=True, user="u-1", priority=0, tools=[{"stop": 1}])
     headers = {b"x-stainless-read-timeout": b"600", b"traceparent": b"no\r\nX-Priority: 1"}
     taken = of(body, headers=headers, key=a_key(priority=3))
-    assert (taken.model, taken.stream, taken.max_tokens, taken.n, taken.session) == ("m", True, 9, 2, "u-1")
-    assert (taken.priority, taken.arrival_s, taken.deadline_s) == (3, 5.0, 605.0)
+    assert (taken.model, taken.stream, taken.max_tokens, taken.n, taken.client.session) == ("m", True, 9, 2, "u-1")
+    assert (taken.client.priority, taken.arrival_s, taken.client.deadline_s) == (3, 5.0, 605.0)
     assert taken.body == json.dumps(body).encode()
     assert taken.headers == [("Content-Type", "application/json"), ("X-Request-Id", "r-1")]
 
@@ -192,7 +192,7 @@ def test_what_is_read_of_a_chat():
 def test_nulls_are_as_if_they_were_not_there():
     nulls = dict.fromkeys(("n", "max_tokens", "stream", "stop", "user", "logprobs", "top_logprobs", "priority"))
     taken = of(chat(**nulls))
-    assert (taken.max_tokens, taken.n, taken.stream, taken.session) == (None, 1, False, "")
+    assert (taken.max_tokens, taken.n, taken.stream, taken.client.session) == (None, 1, False, "")
 
 
 @pytest.mark.parametrize(

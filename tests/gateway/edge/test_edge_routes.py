@@ -21,12 +21,12 @@ def test_a_chat_goes_to_the_exchange_untouched_and_its_answer_back(served):
     asked = served.script.client_request[-1]
     assert (status, headers["x-request-id"]) == (200, "mine-1")
     assert answer["choices"][0]["message"]["content"] == "Hi there"
-    assert (asked.body, asked.text, asked.session, asked.tenant) == (body, "Say hi", "s-7", 1)
+    assert (asked.body, asked.text, asked.client.session, asked.client.tenant) == (body, "Say hi", "s-7", 1)
     assert dict(asked.headers) == {
         "Content-Type": "application/json", "X-Request-Id": "mine-1", "Accept": "*/*", "X-Session-Id": "s-7",
         "traceparent": f"00-{'a' * 32}-{'b' * 16}-01",
     }  # fmt: skip
-    assert asked.address == "127.0.0.1"
+    assert asked.client.address == "127.0.0.1"
     assert served.script.report[-1].closed == 1
 
 

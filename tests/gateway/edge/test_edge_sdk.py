@@ -22,7 +22,7 @@ def test_chats(client, served):
     assert (answer.choices[0].message.content, answer.usage.completion_tokens) == ("Hi there", 2)
     assert answer._request_id == "sdk-1"
     asked = served.script.client_request[-1]
-    assert asked.deadline_s == pytest.approx(asked.arrival_s + 20)
+    assert asked.client.deadline_s == pytest.approx(asked.arrival_s + 20)
 
 
 def test_chats_in_a_stream(client):

@@ -52,7 +52,7 @@ def test_a_bad_predictor_fails_no_request(how):
             async with Gateway(config, listeners=(ledger,), make_forecaster=forecaster) as gateway:
                 told = await many(gateway.port, [40, 5, 5, 20, 5, 30, 5, 5])
             assert all(answer.complete for answer in told)
-            assert max(request.preemptions for request in ledger.requests) <= config.order.max_preemptions
+            assert max(request.dispatch.preemptions for request in ledger.requests) <= config.order.max_preemptions
             await one.idle()
 
     run(work)
@@ -100,8 +100,8 @@ def test_a_long_one_is_served_in_time_however_many_short_ones_come():
                 over.set()
                 await asyncio.gather(*shorts)
         long = next(request for request in ledger.requests if request.max_tokens == 100)
-        behind_s = 8 * max(0.1, *(r.queued_for_s / 6 for r in ledger.requests if r.max_tokens == 3))
-        assert long.queued_for_s < order.max_wait_s + behind_s
+        behind_s = 8 * max(0.1, *(r.dispatch.queued_for_s / 6 for r in ledger.requests if r.max_tokens == 3))
+        assert long.dispatch.queued_for_s < order.max_wait_s + behind_s
 
     run(work)
 
@@ -127,7 +127,7 @@ def test_a_storm_of_cuts_is_capped():
             uncut = await many(one.port, [200, 190, 180])  # of the engine itself
         assert all(answer.complete for answer in told)
         assert 1 <= cuts <= 2 + 2.0 * duration_s
-        assert max(request.preemptions for request in ledger.requests) <= order.max_preemptions
+        assert max(request.dispatch.preemptions for request in ledger.requests) <= order.max_preemptions
         assert [answer.text for answer in told] == [answer.text for answer in uncut]
 
     run(work)

@@ -49,8 +49,6 @@ class World:
             max_tokens=tokens,
             n=1,
             arrival_s=self.driver.clock(),
-            deadline_s=float("inf"),
-            request_id="r",
             headers=[],
         )
         answer = await self.relay.exchange(asked)

@@ -14,7 +14,7 @@ from lengthwise.gateway.config import Admission, Dispatch, Engine, Forecasting, 
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.plugin.settings import hint_of
 from lengthwise.gateway.relay.engine_request import MAX_PRIORITY, SchedulingHints, merge_fields
-from lengthwise.gateway.request import LengthPrediction, Request
+from lengthwise.gateway.request import Client, LengthPrediction, Request
 from lengthwise.predict.distribution import LEVELS, LengthDistribution
 
 
@@ -27,8 +27,9 @@ def worker(kind="vllm", sign=1):
     return SimpleNamespace(kind=kind, priority_sign=sign)
 
 
-def live(total=100.0, row=None, **more):
-    return Request(1, 0.0, "m", 10, 1000, length_prediction=LengthPrediction(total, quantiles=row), **more)
+def live(total=100.0, row=None, priority=0, **more):
+    prediction = LengthPrediction(total, quantiles=row)
+    return Request(1, 0.0, "m", 10, 1000, Client(priority=priority), length_prediction=prediction, **more)
 
 
 def test_only_modes_in_which_the_engine_orders_tell_anything():

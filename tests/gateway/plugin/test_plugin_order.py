@@ -51,7 +51,7 @@ def test_the_order_is_that_of_the_policy_within_classes_and_equal_keys_stay_in_o
 def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank):
     from lengthwise.gateway.config import Admission, Dispatch, Order
     from lengthwise.gateway.core import Scheduler as Core
-    from lengthwise.gateway.request import LengthPrediction
+    from lengthwise.gateway.request import Client, LengthPrediction
     from lengthwise.gateway.request import Request as Live
     from lengthwise.gateway.scheduling import WorkerState
 
@@ -70,7 +70,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
             "m",
             1 + prompt,
             4096,
-            priority=priority,
+            Client(priority=priority),
             length_prediction=LengthPrediction(float(predicted)),
         )
         assert core.offer(clock.now_s, live) is None

@@ -18,7 +18,7 @@ from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import Relay, open_session
-from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Request
+from lengthwise.gateway.request import Client, ClientRequest, LengthPrediction, Outcome, Request
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -150,11 +150,11 @@ class World:
     passed: int = 0
 
     async def submit(
-        self, body: dict[str, Any], *, api: str = "completions", timeout_s: float = math.inf, **metadata: Any
+        self, body: dict[str, Any], *, api: str = "completions", timeout_s: float = math.inf, **client: Any
     ) -> Reply:
         now_s = self.driver.clock()
-        metadata["deadline_s"] = now_s + timeout_s
-        answer = await self.relay.exchange(asked(body, api=api, now_s=now_s, **metadata))
+        client["deadline_s"] = now_s + timeout_s
+        answer = await self.relay.exchange(asked(body, api=api, now_s=now_s, **client))
         parts: list[bytes] = []
         writer = None if self.takes is None else ChunkWriter(parts, self.takes)
         async for part in answer:
@@ -196,10 +196,9 @@ class Reply:
         return [one["usage"] for one in self.events if one != "[DONE]" and one.get("usage")]
 
 
-def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0, **metadata: Any) -> ClientRequest:
+def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0, **client: Any) -> ClientRequest:
     prompt = body.get("prompt")
     text = prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in body.get("messages", ()))
-    deadline_s = metadata.pop("deadline_s", math.inf)
     return ClientRequest(
         api=api,
         body=json.dumps(body).encode(),
@@ -210,10 +209,8 @@ def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0,
         max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
         n=body.get("n", 1),
         arrival_s=now_s,
-        deadline_s=deadline_s,
-        request_id="r",
         headers=[],
-        **metadata,
+        client=Client(**client),
     )
 
 

@@ -60,8 +60,8 @@ def test_who_makes_each_body_different_is_one_caller_all_the_same():
             said: list[tuple[str, object]] = []
             told(said, w.fleet)
             for number, address in enumerate(["10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"]):
-                one = asked(BODY | {"prompt": f"hi {number}"}, now_s=w.driver.clock())
-                one.address, one.session = address, f"s{number}"
+                client = {"address": address, "session": f"s{number}"}
+                one = asked(BODY | {"prompt": f"hi {number}"}, now_s=w.driver.clock(), **client)
                 answer = await w.relay.exchange(one)
                 assert b"engine dead" in b"".join([part async for part in answer])
                 await answer.aclose()

@@ -59,7 +59,7 @@ def test_rows_come_back_with_times_of_the_day(tmp_path) -> None:
 def test_an_answer_that_comes_whole_has_no_first_token(tmp_path) -> None:
     """That its tokens come at all is known at its end: that is when they are told."""
     q, path = request(1), tmp_path / "j.jsonl"
-    q.single_chunk, q.generated_tokens = True, 9
+    q.dispatch.single_chunk, q.generated_tokens = True, 9
     told: list[Row] = []
     traces = RequestTraces()
     traces.subscribe(told.append)

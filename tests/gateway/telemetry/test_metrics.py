@@ -147,7 +147,7 @@ def test_a_cut_and_a_failover_are_counted_apart() -> None:
     t.dispatched(q, "a", 2.0)
     t.returned(q, "failed_over", 2.5)
     t.dispatched(q, "b", 2.5)
-    q.preemptions = 1
+    q.dispatch.preemptions = 1
     rows = []
     t.traces.subscribe(rows.append)
     t.finished(q, Outcome.FINISHED, 4.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.gateway.request import LengthPrediction, Outcome, Request
+from lengthwise.gateway.request import Client, LengthPrediction, Outcome, Request
 from lengthwise.predict import LEVELS
 
 CONFIG_ENGINE = "http://127.0.0.1:1"
@@ -21,7 +21,7 @@ def request(number: int, arrival_s: float = 0.0, *, model: str = "m", tenant: in
         model=model,
         prompt_tokens=7,
         max_tokens=100,
-        tenant=tenant,
+        client=Client(tenant),
         length_prediction=length_prediction(predicted),
     )
 
@@ -33,7 +33,7 @@ def serve(listener, q: Request, start_s: float, tokens: int, token_s: float, *, 
 
 
 def run(listener, q: Request, start_s: float, tokens: int, token_s: float, *, worker: str = "w0") -> float:
-    q.queued_for_s += start_s - q.arrival_s
+    q.dispatch.queued_for_s += start_s - q.arrival_s
     listener.dispatched(q, worker, start_s)
     now_s = start_s
     for k in range(tokens):

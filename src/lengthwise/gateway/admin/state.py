@@ -279,9 +279,9 @@ class State:
         for _, trace in known[:MAX_SHOWN]:
             q, is_new = trace.request, math.isnan(trace.dispatched_s)
             left = q.length_prediction.remaining_tokens(q.generated_tokens)
-            queued_for_s = now_s - q.arrival_s if is_new else q.queued_for_s
+            queued_for_s = now_s - q.arrival_s if is_new else q.dispatch.queued_for_s
             row = {"left": left, "got": q.generated_tokens, "queued_for_s": queued_for_s}
-            rows.append(row | {"priority": q.priority, "model": q.model})
+            rows.append(row | {"priority": q.client.priority, "model": q.model})
         return rows
 
     def _worker(self, state: WorkerState, numbers: WorkerNumbers | None, now_s: float) -> dict[str, Any]:

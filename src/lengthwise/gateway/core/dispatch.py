@@ -180,12 +180,14 @@ class Sessions:
 
     def worker_of(self, entry: Entry) -> str:
         """Return the worker that may have cached the request's prompt; "" none."""
-        return entry.worker or self._worker.get((entry.request.tenant, entry.request.session), "")
+        client = entry.request.client
+        return entry.worker or self._worker.get((client.tenant, client.session), "")
 
     def dispatched(self, entry: Entry, worker: str) -> None:
         """Remember the worker of the request's session."""
-        if entry.request.session:
-            session = (entry.request.tenant, entry.request.session)
+        client = entry.request.client
+        if client.session:
+            session = (client.tenant, client.session)
             self._worker.pop(session, None)
             self._worker[session] = worker
             if len(self._worker) > _MAX_SESSIONS:
@@ -287,8 +289,8 @@ class Dispatcher:
             for batch, worker in self._batch_worker.items():
                 self._batch_worker[batch] = now if worker == before else worker
             for entry in entries:
-                if before in entry.request.avoid:
-                    entry.request.avoid = entry.request.avoid - {before} | {now}
+                if before in (avoid := entry.request.dispatch.avoid):
+                    entry.request.dispatch.avoid = avoid - {before} | {now}
                 if entry.worker == before and self._worker_pool.of(entry) is None:  # a worker renames those that run
                     entry.worker = now
 
@@ -337,8 +339,8 @@ class Dispatcher:
 
     def _dispatch(self, now_s: float, entry: Entry, worker: Worker) -> None:
         q = entry.request
-        q.queued_for_s += now_s - q.queued_s
-        q.dispatched_s = now_s
+        q.dispatch.queued_for_s += now_s - q.dispatch.queued_s
+        q.dispatch.dispatched_s = now_s
         self._service.charge(entry, 0 if entry.admissions else q.prompt_tokens, entry.predicted)
         if entry.batch and entry.admissions == 0:
             self._batch_worker[entry.batch] = worker.name

@@ -96,7 +96,7 @@ class PhaseTracker:
         """Count a request: the first of a phase, one more of its prefill, or an overdue one."""
         q, current = entry.request, self._current
         if current is None or self._finished:
-            current = self._start_phase(q.dispatched_s)
+            current = self._start_phase(q.dispatch.dispatched_s)
         self._new.add(q.id)
         if self._in_prefill:
             current.prefill_batch += 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.core.queue import Queue
-from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
+from lengthwise.gateway.core.ranking import Entry, PreemptionState, Ranker, State, TenantService
 from lengthwise.gateway.core.worker import Worker, without_avoided
 from lengthwise.policy.compile import interpreted
 from lengthwise.policy.named_schedulers import resolve
@@ -135,10 +135,10 @@ class PreemptionPass:
         q, num_running = running.request, len(worker.active)
         queued = self._queue.waiting.get(waiting.request.model, 0)
         recompute = worker.cost.recompute_steps(q.prompt_tokens + q.generated_tokens, num_running)
-        waited_s = waiting.request.queued_for_s + self._now_s - waiting.request.queued_s
+        waited_s = waiting.request.dispatch.waited_s(self._now_s)
         lengths = (waiting.remaining, running.remaining, q.generated_tokens)
         load = (recompute, num_running, queued)
-        if not self._preemption.gain(waiting_key, key, *lengths, *load, waited_s, q.preemptions) > 0:
+        if not self._preemption.gain(waiting_key, key, *lengths, *load, waited_s, q.dispatch.preemptions) > 0:
             return False
         saved = math.inf if waiting.overdue else self._saved_tokens(waiting.request.model, running, key)
         return saved > recompute * (num_running + queued)
@@ -225,9 +225,8 @@ class Preemption:
         """Start a new window for a dispatched request."""
         if self._on_demand or self._windows:
             self.ranker.update(now_s, entry)
-        entry.window_end = entry.request.generated_tokens + self._order.window_tokens
-        entry.protected_until = entry.window_end if entry.admissions > 1 else 0
-        entry.nonpreemptible = False
+        window_end = entry.request.generated_tokens + self._order.window_tokens
+        entry.preemption = PreemptionState(window_end, protected_until=window_end if entry.admissions > 1 else 0)
 
     def dropped(self) -> bool:
         """Uncount a preemption that cannot be made; return whether a pass should look for another one."""
@@ -237,9 +236,9 @@ class Preemption:
 
     def on_progress(self, entry: Entry) -> bool:
         """Return whether the request's window has ended, so that a pass is due."""
-        if entry.request.generated_tokens < entry.window_end:
+        if entry.request.generated_tokens < entry.preemption.window_end:
             return False
-        entry.window_end = entry.request.generated_tokens + self._order.window_tokens
+        entry.preemption.window_end = entry.request.generated_tokens + self._order.window_tokens
         if self._windows:
             self._closed_windows[entry.request.id] = entry
         return self.request_pass()
@@ -268,8 +267,8 @@ class Preemption:
             elif (budget := self._bucket.available(now_s)) >= 1:
                 self._requested, self._compared_s = False, now_s
                 active = [one for worker in workers for one in worker.active.values() if self._is_preemptible(one)]
-                unprotected = [one for one in active if one.request.generated_tokens >= one.protected_until]
-                running = [one for one in unprotected if one.request.preemptions < self._order.max_preemptions]
+                unprotected = [one for one in active if one.request.generated_tokens >= one.preemption.protected_until]
+                running = [one for one in unprotected if one.request.dispatch.preemptions < self._order.max_preemptions]
                 if running:
                     queue.refresh(now_s)
                     candidates = self._worst_first(now_s, running)
@@ -280,7 +279,7 @@ class Preemption:
 
     def precedes(self, waiting: Entry, running: Entry) -> bool:
         """Return whether the running request is of no better class or tenant."""
-        w, r = waiting.request, running.request
+        w, r = waiting.request.client, running.request.client
         if w.priority != r.priority or self._order.fairness == "none" or w.tenant == r.tenant:
             return w.priority <= r.priority
         return self._service.of(w.tenant) <= self._service.of(r.tenant)
@@ -320,5 +319,5 @@ class Preemption:
 
     @staticmethod
     def _is_preemptible(entry: Entry) -> bool:
-        resumable = entry.request.resumable and not entry.nonpreemptible
+        resumable = entry.request.resumable and not entry.preemption.nonpreemptible
         return resumable and entry.state is State.RUNNING and not entry.overdue

@@ -126,11 +126,11 @@ class Queue(Backlog):
     def add(self, now_s: float, entry: Entry, *, since_s: float | None = None) -> None:
         """Add a request that waits from now on, or has waited in a bin since ``since_s``."""
         q = entry.request
-        q.queued_s = now_s if since_s is None else since_s
-        entry.state, q.worker = State.WAITING, ""
+        q.dispatch.queued_s = now_s if since_s is None else since_s
+        entry.state, q.dispatch.worker = State.WAITING, ""
         self._entries[q.id] = entry
         self._count(entry, 1)
-        self._service.start_waiting(q.tenant)
+        self._service.start_waiting(q.client.tenant)
         self._ranker.update(now_s, entry)
         self._schedule_and_insert(now_s, entry)
 
@@ -140,7 +140,7 @@ class Queue(Backlog):
         self.deadlines.discard(entry.request.id)
         del self._entries[entry.request.id]
         self._count(entry, -1)
-        self._service.stop_waiting(entry.request.tenant)
+        self._service.stop_waiting(entry.request.client.tenant)
 
     def rank_again(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
         """Store a new prediction of a waiting request and move it to its new place."""
@@ -205,7 +205,7 @@ class Queue(Backlog):
 
     def _schedule_and_insert(self, now_s: float, entry: Entry) -> None:
         q = entry.request
-        deadline_s = q.queued_s + (self._max_wait_s - q.queued_for_s)
+        deadline_s = q.dispatch.queued_s + (self._max_wait_s - q.dispatch.queued_for_s)
         entry.overdue = deadline_s <= now_s
         if not entry.overdue:
             self.deadlines.set(q.id, deadline_s)
@@ -233,7 +233,7 @@ class Queue(Backlog):
 
     def _lane(self, entry: Entry) -> Lane:
         q = entry.request
-        return q.model, q.priority, q.tenant if self._fair else 0
+        return q.model, q.client.priority, q.client.tenant if self._fair else 0
 
     def _class_rank(self, lane: Lane) -> tuple[int, float]:
         return lane[1], self._service.of(lane[2]) if self._fair else 0.0
@@ -271,12 +271,12 @@ class Bins(Backlog):
     def add(self, now_s: float, entry: Entry, size: int) -> list[Entry]:
         """Add a request; return the batch of ``size`` that it completes, or []."""
         q = entry.request
-        entry.state, q.queued_s = State.BINNED, now_s
+        entry.state, q.dispatch.queued_s = State.BINNED, now_s
         self._recent.append(entry.predicted)
         self._num_predictions += 1
         if self._num_predictions == _FIRST_UPDATE or self._num_predictions % _UPDATE_EVERY == 0:
             self._set_edges()
-        place = (q.model, q.priority, bisect_right(self._edges, entry.predicted))
+        place = (q.model, q.client.priority, bisect_right(self._edges, entry.predicted))
         contents = self._contents.setdefault(place, {})
         contents[q.id] = entry
         self._bin_of[q.id] = place
@@ -290,7 +290,7 @@ class Bins(Backlog):
         if changed and self._edges:
             self._set_edges()
         for entry in self:
-            self.deadlines.set(entry.request.id, entry.request.queued_s + batch_wait_s)
+            self.deadlines.set(entry.request.id, entry.request.dispatch.queued_s + batch_wait_s)
 
     def pop_due(self, now_s: float) -> list[Entry]:
         """Remove and return the requests of bins that have waited long enough, bin after bin."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -29,6 +29,16 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
+class PreemptionState:
+    """From when on a running request may be preempted at its worker, and when it was; each dispatch starts anew."""
+
+    window_end: int = 0  # generated tokens at which the current window ends
+    protected_until: int = 0  # generated tokens below which the request is not preempted again
+    nonpreemptible: bool = False  # whether the engine could not resume the request elsewhere
+    preempted_s: float = math.nan
+
+
+@dataclass(slots=True, eq=False)
 class Entry:
     """A live request with the scheduler's own state."""
 
@@ -43,12 +53,9 @@ class Entry:
     kv_tokens: float = 0.0  # KV tokens that the request will occupy at its end
     charged: float = 0.0
     admissions: int = 0
-    window_end: int = 0  # generated tokens at which the current window ends
-    protected_until: int = 0  # generated tokens below which the request is not preempted again
+    preemption: PreemptionState = field(default_factory=PreemptionState)
     batch: int = 0  # number of the completed bin that the request left in; 0 none
-    nonpreemptible: bool = False  # whether the engine could not resume the request elsewhere
     last_token_s: float = math.nan
-    preempted_s: float = math.nan
     posterior_remaining: float = math.nan  # cached posterior mean of the remaining tokens; NaN not computed
 
     def set_prediction(self, length_prediction: LengthPrediction) -> None:
@@ -108,7 +115,8 @@ class TenantService:
     def charge(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
         """Charge the tenant for the prompt, and for the output in place of the former charge for it."""
         more = SERVICE_OUTPUT_WEIGHT * (output_tokens - entry.charged)
-        self._served[entry.request.tenant] = self.of(entry.request.tenant) + prompt_tokens + more
+        tenant = entry.request.client.tenant
+        self._served[tenant] = self.of(tenant) + prompt_tokens + more
         entry.charged = output_tokens
 
 
@@ -151,19 +159,20 @@ class Ranker:
     def update(self, now_s: float, entry: Entry) -> float:
         """Compute a request's key; store it with every column that ranks take."""
         q, index = entry.request, entry.remaining
+        client, dispatch = q.client, q.dispatch
         if self._uses_index and q.length_prediction.quantiles is not None:
             from lengthwise.predict import LEVELS, LengthDistribution
 
             posterior = LengthDistribution(np.asarray(q.length_prediction.quantiles)[None, :], LEVELS)
             index = float(posterior.gittins(q.generated_tokens)[0])  # else the remaining tokens rank
-        waited_s = q.queued_for_s + (now_s - q.queued_s) if entry.state is State.WAITING else q.queued_for_s
+        waited_s = dispatch.waited_s(now_s) if entry.state is State.WAITING else dispatch.queued_for_s
         lengths = (q.prompt_tokens, q.generated_tokens, entry.predicted, entry.remaining, index)
-        past = (entry.admissions - 1, q.preemptions)
-        service = self._service.of(q.tenant)
-        key = self._key_of(now_s, q.arrival_s, *lengths, waited_s, q.priority, *past, service, entry.batch)
+        past = (entry.admissions - 1, dispatch.preemptions)
+        service = self._service.of(client.tenant)
+        key = self._key_of(now_s, q.arrival_s, *lengths, waited_s, client.priority, *past, service, entry.batch)
         key = math.inf if math.isnan(key) else key
-        floats = (q.arrival_s, *lengths[2:], q.queued_for_s, q.queued_s, key)
-        self._columns[entry.row] = (*floats, *lengths[:2], q.priority, *past, entry.batch, q.id, q.tenant)
+        floats = (q.arrival_s, *lengths[2:], dispatch.queued_for_s, dispatch.queued_s, key)
+        self._columns[entry.row] = (*floats, *lengths[:2], client.priority, *past, entry.batch, q.id, client.tenant)
         return key
 
     def key(self, entry: Entry) -> float:

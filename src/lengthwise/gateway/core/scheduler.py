@@ -139,15 +139,15 @@ class Scheduler:
         q, worker = entry.request, self.worker_pool.of(entry)
         if worker is not None:
             if entry.state is State.PREEMPTING:
-                q.preemptions += 1
+                q.dispatch.preemptions += 1
                 # Its slot was idle since the decision, or its last token after that; max(a, NaN) is a.
-                worker.cost.add_return(now_s - max(entry.preempted_s, entry.last_token_s))
+                worker.cost.add_return(now_s - max(entry.preemption.preempted_s, entry.last_token_s))
             worker.remove(entry)
         q.generated_tokens = generated_tokens
         entry.update_remaining()
         self.service.charge(entry, 0, float(generated_tokens))
         if avoid:
-            q.avoid |= {avoid}
+            q.dispatch.avoid |= {avoid}
         self._watch(q)
         self._wait(now_s, entry)
         self._changed = True
@@ -222,7 +222,7 @@ class Scheduler:
             waiting=self._num_queued,
             waiting_bytes=queue.bytes + bins.bytes,
             running=sum(len(worker.active) for worker in pool),
-            oldest_wait_s=max((q.queued_for_s + now_s - q.queued_s for q in queued), default=0.0),
+            oldest_wait_s=max((q.dispatch.waited_s(now_s) for q in queued), default=0.0),
             backlog_tokens=tokens,
             backlog_s=tokens / rate if rate else 0.0,
             predicted_wait_s=pool.wait_s(now_s, "", queued_tokens),
@@ -243,12 +243,12 @@ class Scheduler:
         entry = self.entries.get(request.id)
         tokens = entry.predicted if entry is not None else request.length_prediction.total_tokens
         length = _MAX_LENGTH - 1 if math.isnan(tokens) else int(min(max(tokens, 0.0), _MAX_LENGTH - 1.0))
-        return max(-_MAX_CLASS, min(_MAX_CLASS, request.priority)) * _MAX_LENGTH + length
+        return max(-_MAX_CLASS, min(_MAX_CLASS, request.client.priority)) * _MAX_LENGTH + length
 
     def _watch(self, request: Request) -> None:
         """Let a request expire in the queue; a streamed one that has begun has no deadline any more."""
         streaming = request.generated_tokens and not request.buffered
-        self._deadlines.set(request.id, math.inf if streaming else request.deadline_s)
+        self._deadlines.set(request.id, math.inf if streaming else request.client.deadline_s)
         if request.model not in self.worker_pool.served_models:
             self._search_s = -math.inf
 
@@ -262,7 +262,7 @@ class Scheduler:
             queued = (*(() if self.queue.waiting.keys() <= pool.served_models else self.queue), *self.bins)
             for entry in (one for one in queued if one.request.model not in pool.served_models):
                 model = entry.request.model
-                expires_s = max(entry.request.queued_s, pool.unserved_since_s.get(model, -math.inf)) + limit_s
+                expires_s = max(entry.request.dispatch.queued_s, pool.unserved_since_s.get(model, -math.inf)) + limit_s
                 if expires_s <= now_s:
                     message = f"No engine has served the model {model!r} for {limit_s:g} s."
                     rejection = Rejection(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
@@ -300,4 +300,4 @@ class Scheduler:
     def _leave_bin(self, now_s: float, batch: list[Entry]) -> None:
         self.dispatcher.add_batch(batch)
         for entry in batch:
-            self._wait(now_s, entry, entry.request.queued_s)
+            self._wait(now_s, entry, entry.request.dispatch.queued_s)

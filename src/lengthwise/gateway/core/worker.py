@@ -280,7 +280,7 @@ class Worker:
         """Change the name, of its requests' worker as well."""
         self.state, self.name = replace(self.state, name=name), name
         for entry in self.active.values():
-            entry.worker = entry.request.worker = name
+            entry.worker = entry.request.dispatch.worker = name
 
     def inherit(self, other: Worker) -> None:
         """Share the observations of the same engine under the name of a leaving worker."""
@@ -329,14 +329,15 @@ class Worker:
     def dispatch(self, entry: Entry) -> None:
         """Add a request that is dispatched to the worker."""
         q = entry.request
-        entry.state, entry.worker, q.worker = State.RUNNING, self.name, self.name
+        entry.state, entry.worker, q.dispatch.worker = State.RUNNING, self.name, self.name
         entry.last_token_s = math.nan
-        q.cached_tokens = min(int(self.prefix_cache.insert(q.prefix, self.state.kv_tokens)), q.prompt_tokens)
+        cached_tokens = self.prefix_cache.insert(q.prefix, self.state.kv_tokens)
+        q.dispatch.cached_tokens = min(int(cached_tokens), q.prompt_tokens)
         self.active[q.id] = entry
         self._count(entry, 1)
         self.limits.used(self.slots_in_use)
         if self._no_limit and self.state.signals.waiting is None and len(self.active) > 1:
-            self._queued_s = q.dispatched_s
+            self._queued_s = q.dispatch.dispatched_s
         if self.phases is not None:
             self.phases.dispatched(entry)
 
@@ -352,12 +353,12 @@ class Worker:
 
     def preempt(self, now_s: float, entry: Entry) -> None:
         """Mark a request as being preempted."""
-        entry.state, entry.preempted_s = State.PREEMPTING, now_s
+        entry.state, entry.preemption.preempted_s = State.PREEMPTING, now_s
         self.num_preempting += 1
 
     def mark_nonpreemptible(self, entry: Entry) -> bool:
         """Let a request run to its end; return whether it was being preempted."""
-        entry.nonpreemptible, was_preempting = True, entry.state is State.PREEMPTING
+        entry.preemption.nonpreemptible, was_preempting = True, entry.state is State.PREEMPTING
         if was_preempting:
             entry.state = State.RUNNING
             self.num_preempting -= 1
@@ -371,18 +372,18 @@ class Worker:
 
     def on_progress(self, now_s: float, entry: Entry, tokens: int) -> bool:
         """Take new tokens, counted in the request already; return whether they finish the worker's phase."""
-        q = entry.request
+        q, dispatch = entry.request, entry.request.dispatch
         self.throughput.add_tokens(now_s, tokens)
-        self.limits.accepted(q.dispatched_s)
+        self.limits.accepted(dispatch.dispatched_s)
         last_token_s, entry.last_token_s = entry.last_token_s, now_s
         # A response in a single chunk shows neither when it began nor how fast its tokens were made.
-        if not q.single_chunk:
+        if not dispatch.single_chunk:
             if not math.isnan(last_token_s):
                 self.cost.add_stream(tokens, now_s - last_token_s)
-            elif q.dispatched_s > self._queued_s:
+            elif dispatch.dispatched_s > self._queued_s:
                 context = q.prompt_tokens + q.generated_tokens - tokens
-                uncached = entry.admissions == 1 and q.cached_tokens <= _MAX_CACHED_SHARE * context
-                self.cost.add_start(context, now_s - q.dispatched_s, uncached=uncached)
+                uncached = entry.admissions == 1 and dispatch.cached_tokens <= _MAX_CACHED_SHARE * context
+                self.cost.add_start(context, now_s - dispatch.dispatched_s, uncached=uncached)
         remaining, work, kv_tokens = entry.remaining, entry.work, entry.kv_tokens
         entry.update_remaining()
         self._add(entry.remaining - remaining, entry.work - work, entry.kv_tokens - kv_tokens)
@@ -436,7 +437,7 @@ def mean_tokens_per_s(workers: Iterable[Worker]) -> float:
 
 def without_avoided(entry: Entry, serving: list[Worker]) -> list[Worker]:
     """Return the workers that have not failed the request; all where it is overdue or each has failed it."""
-    avoid = entry.request.avoid
+    avoid = entry.request.dispatch.avoid
     if entry.overdue or not avoid:
         return serving
     return [worker for worker in serving if worker.name not in avoid] or serving

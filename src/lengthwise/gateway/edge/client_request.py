@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
-from lengthwise.gateway.request import EMPTY, ClientRequest, PrefixHasher, PromptPrefix
+from lengthwise.gateway.request import EMPTY, Client, ClientRequest, PrefixHasher, PromptPrefix
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -421,6 +421,8 @@ class RequestParser:
         for field, title, pattern in _FORWARDED:
             if (value := headers.get(field)) is not None and pattern.match(value):
                 forwarded.append((title, value.decode()))
+        deadline_s = now_s + float(timeout if _SECONDS.match(timeout) else "inf")
+        priority = caller.key.priority if caller.key else 0
         return ClientRequest(
             api=api,
             body=body,
@@ -431,13 +433,8 @@ class RequestParser:
             prefix=prefix,
             max_tokens=max_tokens,
             n=n,
-            tenant=caller.tenant,
-            priority=caller.key.priority if caller.key else 0,
-            session=session,
-            address=address,
             arrival_s=now_s,
-            deadline_s=now_s + float(timeout if _SECONDS.match(timeout) else "inf"),
-            request_id=request_id,
             headers=forwarded,
+            client=Client(caller.tenant, priority, session, address, deadline_s),
             memory_bytes=_memory_bytes(body, text),
         )

@@ -179,8 +179,9 @@ class FirstTokenListener(Listener):
 
     def first_token(self, request: Request, now_s: float) -> None:
         """Report a first token; a request that moved counts for the worker that produced the token."""
-        if request.worker and request.dispatched_s <= now_s:
-            self._report(request.worker, now_s - request.dispatched_s)
+        dispatch = request.dispatch
+        if dispatch.worker and dispatch.dispatched_s <= now_s:
+            self._report(dispatch.worker, now_s - dispatch.dispatched_s)
 
 
 _COALESCE_S = 0.05  # signals of many workers are published together within this time; urgent changes are not delayed

@@ -320,7 +320,7 @@ class SchedulingHints:
         so_far, prediction = request.generated_tokens, request.length_prediction
         hints: dict[str, Any] = {
             PREDICTED: round(min(prediction.remaining_tokens(so_far), float(request.max_tokens)), 1),
-            CLASS: max(-MAX_CLASS, min(MAX_CLASS, request.priority)),
+            CLASS: max(-MAX_CLASS, min(MAX_CLASS, request.client.priority)),
         }
         later: list[float] = []
         lengths = np.empty(0) if prediction.quantiles is None else np.interp(_LEVELS, LEVELS, prediction.quantiles)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from lengthwise.gateway.request import ClientRequest
+from lengthwise.gateway.request import Client, ClientRequest
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Fleet, Worker
@@ -55,9 +55,9 @@ MAX_CALLERS = 4096
 """Callers below their full budget that are remembered; the one that spent longest ago is dropped first."""
 
 
-def caller_of(client_request: ClientRequest) -> Hashable:
+def caller_of(client: Client) -> Hashable:
     """Return the key under which retries of a client are counted: tenant, else address, else session."""
-    return client_request.tenant or client_request.address or client_request.session
+    return client.tenant or client.address or client.session
 
 
 class RetryBudget:
@@ -103,12 +103,12 @@ class FailureAttribution:
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
-        self._fleet, self._model, self._session = fleet, client_request.model, client_request.session
+        self._fleet, self._model, self._session = fleet, client_request.model, client_request.client.session
         self.worker: Worker | None = None  # of the current attempt
         self._errors: dict[int, tuple[Worker, bool]] = {}
         """Workers that answered with an error, by id; True: inside a stream."""
         self._suspect: Worker | None = None  # worker whose 4xx is being checked at a peer
-        self.caller = caller_of(client_request)
+        self.caller = caller_of(client_request.client)
 
     def on_accepted(self) -> None:
         """Note a 200: a suspect that rejected the same request was wrong."""

@@ -327,7 +327,7 @@ class RequestSession:
             self.response = engine_request.new_response(
                 client_request, self.plan, worker, self._content_type, resilience.answer_bytes
             )
-            ticket.request.single_chunk = isinstance(self.response, BufferedResponse)
+            ticket.request.dispatch.single_chunk = isinstance(self.response, BufferedResponse)
         self._start_tokens = self.response.count if self.response is not None else 0
         return b""
 
@@ -338,7 +338,7 @@ class RequestSession:
             self._attribution.on_first_output()
         if response.count and not self._output_started:
             self._output_started = True
-            if not self.ticket.request.single_chunk:
+            if not self.ticket.request.dispatch.single_chunk:
                 self.ticket.first_token()
         if response.count >= self._next_window:
             tokens = self._config.order.window_tokens
@@ -479,7 +479,7 @@ class Relay:
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise NotAdmittedError if not admitted or expired."""
-        self.budget.deposit(failures.caller_of(client_request))
+        self.budget.deposit(failures.caller_of(client_request.client))
         order, max_tokens = self.config.order, client_request.max_tokens
         resumes, preempts = self._any_resumes(), order.mode in PREEMPTIVE_MODES
         plan = engine_request.resume_plan(client_request, resumes, window_tokens=order.window_tokens, preempts=preempts)
@@ -489,13 +489,10 @@ class Relay:
             model=client_request.model,
             prompt_tokens=client_request.prompt_tokens,
             max_tokens=self.config.limits.max_tokens if max_tokens is None else max_tokens,
-            tenant=client_request.tenant,
-            priority=client_request.priority,
+            client=client_request.client,
             body_bytes=len(client_request.body),
-            session=client_request.session,
             prefix=client_request.prefix,
             resumable=plan.conflict is None,
-            deadline_s=client_request.deadline_s,
             requested_tokens=requested_tokens(client_request.body, client_request.fields, max_tokens),
             choices=client_request.n,
             buffered=not client_request.stream,

@@ -167,7 +167,7 @@ class Tracing(Listener):
         })  # fmt: skip
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
-        self._event(request, "dispatched", now_s, {"worker": worker, "queued_for_s": request.queued_for_s})
+        self._event(request, "dispatched", now_s, {"worker": worker, "queued_for_s": request.dispatch.queued_for_s})
 
     def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
         self._event(request, "first token", now_s, {})
@@ -181,8 +181,8 @@ class Tracing(Listener):
         span.set_attributes({
             "gen_ai.usage.output_tokens": request.generated_tokens,
             "lengthwise.outcome": outcome.value,
-            "lengthwise.waited_s": request.queued_for_s,
-            "lengthwise.preemptions": request.preemptions,
+            "lengthwise.waited_s": request.dispatch.queued_for_s,
+            "lengthwise.preemptions": request.dispatch.preemptions,
         })  # fmt: skip
         is_error = outcome in (Outcome.FAILED, Outcome.EXPIRED)
         self._end(span, (safe_detail(outcome, detail) or outcome.value) if is_error else "", now_s)

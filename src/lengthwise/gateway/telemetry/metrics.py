@@ -274,9 +274,9 @@ class Metrics(Listener):
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
         del worker, now_s
-        if request.cached_tokens:
+        if cached_tokens := request.dispatch.cached_tokens:
             self.counts["prefix_hits"] += 1
-            self.counts["prefix_tokens"] += request.cached_tokens
+            self.counts["prefix_tokens"] += cached_tokens
 
     def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
         self._of(request.model).ttft_s.add(now_s - request.arrival_s)

@@ -63,19 +63,21 @@ class RequestTrace:
             **{name: getattr(request, name) for name in _REQUEST_FIELDS},
             **{name: getattr(self, name) for name in _TRACE_FIELDS},
             tenant=tenant,
+            priority=request.client.priority,
             predicted_tokens=float(self.first.total_tokens),
             source=self.first.source,
             predicted_level=level_of(self.first, request.generated_tokens),
             repredictions=tuple(self.repredictions),
             output_tokens=request.generated_tokens,
-            queued_for_s=request.queued_for_s if self.worker else now_s - request.arrival_s,
+            queued_for_s=request.dispatch.queued_for_s if self.worker else now_s - request.arrival_s,
             finished_s=now_s,
+            preemptions=request.dispatch.preemptions,
             resumed_tokens=self.resumed,
             outcome=outcome.value,
         )
 
 
-_REQUEST_FIELDS = ("id", "model", "priority", "arrival_s", "prompt_tokens", "max_tokens", "preemptions")
+_REQUEST_FIELDS = ("id", "model", "arrival_s", "prompt_tokens", "max_tokens")
 _TRACE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers")
 
 
@@ -126,7 +128,7 @@ class RequestTraces(Listener):
         if last_s == last_s:  # noqa: PLR0124 - not NaN; this is the hot path
             if trace.inter_token_s is not None and now_s > last_s:
                 trace.inter_token_s.add((now_s - last_s) / new_tokens, new_tokens)
-        elif not request.single_chunk:
+        elif not request.dispatch.single_chunk:
             trace.first_token_s = now_s
         if request.length_prediction is not trace.length_prediction:
             trace.update_prediction(request.length_prediction)
@@ -143,7 +145,7 @@ class RequestTraces(Listener):
         trace = self._live.pop(request.id, None)
         if trace is not None:
             trace.leave_worker(now_s)
-            row = trace.row(self._tenant(request.tenant), outcome, now_s)
+            row = trace.row(self._tenant(request.client.tenant), outcome, now_s)
             for on_row in self._subscribers:
                 on_row(row)
 
