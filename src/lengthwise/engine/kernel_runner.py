@@ -320,7 +320,7 @@ def run_kernel(setup: Setup, log_rows: int) -> Outcome:
         raise policy_raised(setup, error) from error
     counters = state.counters[0]
     if code != kernel_layout.OK:
-        raise error_of(code, setup, int(counters["problem_request"]))
+        raise error_of(code, setup, int(counters["problem_value"]))
     _count_unfinished(state)
     if state.params[0]["has_dependents"]:
         never_sent = (state.parents_left > 0) & (state.results["status"] == Status.UNFINISHED)
