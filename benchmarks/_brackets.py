@@ -154,5 +154,5 @@ def least(point: Point, host: HostOverhead) -> float:
 
 def skewed(cost: CostTables, slow_log_sd: float) -> CostTables:
     """Return the tables with that spread of their front on the slow side."""
-    front = (replace(e, slow_log_sd=slow_log_sd) if e.part == "front" else e for e in cost.errors)
-    return replace(cost, errors=tuple(front))
+    front = (replace(e, slow_log_sd=slow_log_sd) if e.part == "front" else e for e in cost.evidence.errors)
+    return replace(cost, evidence=replace(cost.evidence, errors=tuple(front)))

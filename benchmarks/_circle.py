@@ -388,7 +388,10 @@ def coverage_row(
     runs) and sampling (blocks of simulated requests drawn again), in logs as if the two were independent.
     ``priced``: deployments with the calibrated tables, by setting.
     """
-    unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
+    unseen = {}
+    for name, d in priced.items():
+        evidence = replace(d.cost.evidence, errors=tuple(blind))
+        unseen[name] = replace(d, cost=replace(d.cost, evidence=evidence))
     loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
     found = counted(loads)
     details = found | {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}

@@ -295,7 +295,7 @@ class Circle:
                 answers[run.name] = _circle.write_simulated(self.out, priced[name], run)
         found = _circle.rows(prefix, errors, runs, split.held_out, answers)
         if self.device == "cpu":  # a budget has no time for it
-            blind = replace(split, scored=[]).calibrated().tables.errors
+            blind = replace(split, scored=[]).calibrated().tables.evidence.errors
             found[f"{prefix}.interval_coverage"] = _circle.coverage_row(priced, blind, split.held_out)
         row = _circle.calibration_row(calibration, duration_s, split.learnt, runs, {"machine": self.machine})
         return found | {f"{prefix}.calibration": row}

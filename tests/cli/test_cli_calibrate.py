@@ -59,7 +59,7 @@ def test_tables_are_written_that_simulate_takes(cli, files, tmp_path):
     assert (found["format"], found["version"]) == ("lengthwise.calibration", 1)
     (work,) = [p for p in found["parameters"] if p["name"] == "work"]
     assert work["low"] <= 1.3 <= work["high"]
-    assert cost.load(out).source == found["tables"]["source"]
+    assert cost.load(out).evidence.source == found["tables"]["source"]
     assert cli("simulate", path, "--cost", f"tables:{out}", "--quiet") == (0, "", "")
 
 

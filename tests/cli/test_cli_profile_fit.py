@@ -45,7 +45,7 @@ def test_a_file_of_tables_for_each_degree(cli, path, tmp_path):
     assert (one["tp"], four["tp"]) == (1, 4)
     assert any("carried to TP 4 by physics" in note for note in four["notes"])
     assert four["errors"]["layer"] > one["errors"]["layer"]
-    assert load(tmp_path / "t-tp4.npz").source == four["source"]
+    assert load(tmp_path / "t-tp4.npz").evidence.source == four["source"]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from lengthwise import catalog
 from lengthwise.cost import from_tables, load, roofline, save
 from lengthwise.cost.vidur_format import ONCE_A_LAYER
-from lengthwise.schema.cost_tables import MERGED, AttentionRule, Front, PartError
+from lengthwise.schema.cost_tables import MERGED, AttentionRule, CostEvidence, Front, PartError
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import OutputError, ProfileError
 
@@ -39,14 +39,14 @@ def test_what_is_saved_is_loaded_bit_for_bit(tables, tmp_path):
     for name in ARRAYS:
         assert np.array_equal(getattr(back, name), getattr(tables, name)), name
         assert getattr(back, name).dtype == getattr(tables, name).dtype
-    assert (back.rule, back.source) == (tables.rule, tables.source)
+    assert (back.rule, back.evidence.source) == (tables.rule, tables.evidence.source)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.npz"]
 
 
 def test_saved_tables_and_vidurs_are_distinguished(tables, tmp_path):
     save(tables, tmp_path / "ours.npz")
     np.savez(tmp_path / "theirs.npz", **vidur_arrays())
-    assert from_tables(tmp_path / "ours.npz", MODEL, 2).source == tables.source
+    assert from_tables(tmp_path / "ours.npz", MODEL, 2).evidence.source == tables.evidence.source
     theirs = from_tables(tmp_path / "theirs.npz", MODEL, 2)
     assert theirs.rule.kind == MERGED
     assert theirs.stage_layers.tolist() == [16, 16]
@@ -116,12 +116,12 @@ def test_a_front_is_saved_and_a_file_without_one_has_none(tables, tmp_path):
 
 def test_an_error_that_leans_to_the_slow_side_is_saved(tables, tmp_path):
     even = (PartError("host", 0.5), PartError("step", 0.1))
-    save(replace(tables, errors=even), tmp_path / "even.npz")
+    save(replace(tables, evidence=CostEvidence(errors=even)), tmp_path / "even.npz")
     assert "error_slow_log_sd" not in np.load(tmp_path / "even.npz").files
-    assert load(tmp_path / "even.npz").errors == even
+    assert load(tmp_path / "even.npz").evidence.errors == even
     leaning = (*even, PartError("front", 0.7, 1.6))
-    save(replace(tables, errors=leaning), tmp_path / "leaning.npz")
-    assert load(tmp_path / "leaning.npz").errors == leaning
+    save(replace(tables, evidence=CostEvidence(errors=leaning)), tmp_path / "leaning.npz")
+    assert load(tmp_path / "leaning.npz").evidence.errors == leaning
     arrays = dict(np.load(tmp_path / "leaning.npz")) | {"error_slow_log_sd": np.zeros(2)}
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(ProfileError, match="as they were saved"):

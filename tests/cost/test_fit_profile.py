@@ -12,7 +12,7 @@ from lengthwise.cost.estimators import Target, fit_profile, profile_tables
 from lengthwise.cost.profiles import import_llmservingsim, read_profile, write_profile
 from lengthwise.cost.provenance import read_npz, write_npz
 from lengthwise.engine import deploy, simulate
-from lengthwise.schema.cost_tables import NOT_MEASURED, PartError, Reach, grid_axis
+from lengthwise.schema.cost_tables import NOT_MEASURED, CostEvidence, PartError, Reach, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
 from lengthwise.schema.profile import MADE_UP
@@ -54,7 +54,7 @@ def test_the_roofline_supplies_what_the_profile_lacks_and_is_named(one):
     tables, report = one
     plain = roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST)
     assert np.array_equal(tables.host_s, plain.host_s)
-    assert "from the roofline: send: send; host: host" in tables.source
+    assert "from the roofline: send: send; host: host" in tables.evidence.source
     assert "host: host" in report.filled
 
 
@@ -63,12 +63,12 @@ def test_without_an_operator_its_roofline_time_is_used(one):
     tables, report = fitted(rows)
     assert "layer: mlp up" in report.filled
     assert abs(tables.layer_s[64] - one[0].layer_s[64]) > 1e-6
-    layer = next(e.log_sd for e in tables.errors if e.part == "layer")
-    assert layer > 2 * next(e.log_sd for e in one[0].errors if e.part == "layer")
+    layer = next(e.log_sd for e in tables.evidence.errors if e.part == "layer")
+    assert layer > 2 * next(e.log_sd for e in one[0].evidence.errors if e.part == "layer")
 
 
 def test_an_error_of_a_part_is_the_spread_of_its_held_out_points(one):
-    errors = {error.part: error.log_sd for error in one[0].errors}
+    errors = {error.part: error.log_sd for error in one[0].evidence.errors}
     assert 0.005 < errors["layer"] < 0.03
     assert 0.005 < errors["decode"] < 0.04
     assert errors["host"] == 0.5
@@ -78,27 +78,29 @@ def test_an_unknown_error_is_left_out_and_the_rooflines_counts(tmp_path, one):
     few = profile(operators=("mlp up",))
     few = few.where(np.arange(len(few)) < 2)
     tables, report = fitted(few)
-    plain = {error.part: error.log_sd for error in roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).errors}
-    assert (tables.fit, report.operators) == ((), ())
-    assert all(error.log_sd == pytest.approx(plain[error.part]) for error in tables.errors)
-    assert {"layer", "decode"} < {error.part for error in tables.errors}
-    assert "too few points to estimate an error of mlp up" in tables.source
+    plain = {
+        error.part: error.log_sd for error in roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).evidence.errors
+    }
+    assert (tables.evidence.fit, report.operators) == ((), ())
+    assert all(error.log_sd == pytest.approx(plain[error.part]) for error in tables.evidence.errors)
+    assert {"layer", "decode"} < {error.part for error in tables.evidence.errors}
+    assert "too few points to estimate an error of mlp up" in tables.evidence.source
     write_profile(few, tmp_path / "few.parquet")
     place = (f"{tmp_path / 'few.parquet'}", MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST)
     assert [profile_tables(*place, cache=tmp_path)[1] for _ in range(2)] == [report, report]
 
 
 def test_errors_are_not_reported_for_another_deployment(measured):
-    assert fitted(measured)[0].fit
-    assert fitted(measured, tp=4)[0].fit == ()
+    assert fitted(measured)[0].evidence.fit
+    assert fitted(measured, tp=4)[0].evidence.fit == ()
     tables, report = fitted(measured, gpu=catalog.gpu("A100-80GB"))
-    assert (tables.fit, report.operators) == ((), ())
-    assert "no errors are reported for" in tables.source
+    assert (tables.evidence.fit, report.operators) == ((), ())
+    assert "no errors are reported for" in tables.evidence.source
 
 
 def test_reach_is_what_was_measured(one):
     known = {"tokens": 2048, "seqs": 128, "chunk": 2048, "kv_tokens": 128 * 8192}
-    assert one[0].reach == Reach(**known, context=2048 + 8192, prefix=8192)
+    assert one[0].evidence.reach == Reach(**known, context=2048 + 8192, prefix=8192)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_prompts_measured_without_prefix_bound_the_prefix_alone(left, report):
     parts = [f"{part} attention" for part in left]
     rows = profile(operators=(*LAYER, *parts))
     whole = rows.where((rows["operator"] != "prefill attention") | (rows["context"] == 0))
-    reach = fitted(whole)[0].reach
+    reach = fitted(whole)[0].evidence.reach
     assert {name: getattr(reach, name) for name in report} == report
 
 
@@ -122,17 +124,20 @@ def test_another_degree_is_predicted_by_physics_with_a_larger_error(measured, on
     tables, report = fitted(measured, tp=4)
     assert tables.layer_s[1:] == pytest.approx(truth(4), rel=0.06)
     assert {estimator for _, estimator in report.picked} == {"physics"}
-    assert "measured at TP 1, 2, carried to TP 4 by physics" in tables.source
-    assert all(far.log_sd > near.log_sd for far, near in zip(tables.errors[:1], one[0].errors[:1], strict=True))
+    assert "measured at TP 1, 2, carried to TP 4 by physics" in tables.evidence.source
+    assert all(
+        far.log_sd > near.log_sd
+        for far, near in zip(tables.evidence.errors[:1], one[0].evidence.errors[:1], strict=True)
+    )
     with pytest.raises(ProfileError, match="only the estimator physics"):
         fitted(measured, tp=4, estimator="monotone")
 
 
 def test_another_gpu_or_model_is_named(measured):
     tables, _ = fitted(measured, gpu=catalog.gpu("H200"))
-    assert "measured on H100, carried to H200" in tables.source
+    assert "measured on H100, carried to H200" in tables.evidence.source
     other = catalog.model("qwen3-32b")
-    assert "measured for llama-3.1-8b, carried to qwen3-32b" in fitted(measured, model=other)[0].source
+    assert "measured for llama-3.1-8b, carried to qwen3-32b" in fitted(measured, model=other)[0].evidence.source
 
 
 def test_profiles_that_do_not_apply_to_a_deployment_are_refused(measured):
@@ -199,22 +204,22 @@ def test_errors_reach_and_fit_survive_a_file_and_older_files_load(tmp_path, one)
     tables = replace(one[0], beside_prompts=np.full(one[0].decode_s.shape, 1.25))
     save(tables, tmp_path / "new.npz")
     back = load(tmp_path / "new.npz")
-    assert (back.errors, back.reach, back.fit) == (tables.errors, tables.reach, tables.fit)
+    assert back.evidence == tables.evidence
     assert np.array_equal(back.beside_prompts, tables.beside_prompts)
     newer = ("error_", "fit_", "reach", "beside_prompts")
     arrays = {n: a for n, a in read_npz(tmp_path / "new.npz").items() if not n.startswith(newer)}
     write_npz(tmp_path / "old.npz", arrays)
     old = load(tmp_path / "old.npz")
-    assert (old.errors, old.reach, old.fit, old.beside_prompts) == ((), Reach(), (), None)
+    assert (old.evidence, old.beside_prompts) == (CostEvidence(tables.evidence.source), None)
     write_npz(tmp_path / "bad.npz", {**arrays, "error_part": ["layer"]})
     with pytest.raises(ProfileError, match="error_log_sd"):
         load(tmp_path / "bad.npz")
 
 
 def test_a_bound_that_is_not_known_stays_unknown_in_a_file(tmp_path, one):
-    known = replace(one[0], errors=(PartError("step", 0.1),), reach=Reach(tokens=7))
+    known = replace(one[0], evidence=CostEvidence(errors=(PartError("step", 0.1),), reach=Reach(tokens=7)))
     save(known, tmp_path / "t.npz")
-    assert load(tmp_path / "t.npz").reach == Reach(tokens=7)
+    assert load(tmp_path / "t.npz").evidence.reach == Reach(tokens=7)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +232,7 @@ def test_a_bound_that_is_not_known_stays_unknown_in_a_file(tmp_path, one):
 def test_files_from_before_prefixes_are_read(tmp_path, one, saved, reach):
     save(one[0], tmp_path / "t.npz")
     write_npz(tmp_path / "t.npz", read_npz(tmp_path / "t.npz") | {"reach": np.array(saved)})
-    assert load(tmp_path / "t.npz").reach == reach
+    assert load(tmp_path / "t.npz").evidence.reach == reach
 
 
 def test_deployments_take_a_profile_and_cache_its_tables(tmp_path, measured, one, monkeypatch):
@@ -258,7 +263,7 @@ def test_kernels_of_vllm_on_a_real_gpu_are_predicted_within_two_percent(shared):
     tables, report = fit_profile(import_llmservingsim(root), Target(*place), estimator="tables")
     errors = {fit.name: fit.median_error for fit in report.operators}
     assert max(errors.values()) < 0.02
-    assert all(error.log_sd < 0.1 for error in tables.errors if error.part in ("layer", "prefill", "decode"))
+    assert all(error.log_sd < 0.1 for error in tables.evidence.errors if error.part in ("layer", "prefill", "decode"))
     assert 1.2 < np.median(tables.beside_prompts[20:, 100:]) < 2.5
 
 
@@ -268,16 +273,16 @@ def test_made_up_rows_have_no_error_and_are_named_wherever_the_tables_go(tmp_pat
     invented = replace(measured, metadata=replace(measured.metadata, machine={MADE_UP: {name: [1] for name in names}}))
     write_profile(invented, tmp_path / "p.parquet")
     tables, report = fitted(read_profile(tmp_path / "p.parquet"))
-    assert not {fit.operator for fit in tables.fit} & set(names)
+    assert not {fit.operator for fit in tables.evidence.fit} & set(names)
     assert not {fit.operator for fit in report.compared} & set(names)
     assert any(NOT_MEASURED in note and "decode attention at TP 1" in note for note in report.notes)
-    assert NOT_MEASURED in tables.source
+    assert NOT_MEASURED in tables.evidence.source
     assert not any("too few points" in note for note in report.notes)
-    widened, known = ({e.part: e.log_sd for e in of.errors} for of in (tables, one[0]))
-    plain = {e.part: e.log_sd for e in roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).errors}
+    widened, known = ({e.part: e.log_sd for e in of.evidence.errors} for of in (tables, one[0]))
+    plain = {e.part: e.log_sd for e in roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST).evidence.errors}
     for part in ("prefill", "decode"):
         assert widened[part] >= plain[part] > known[part]
     assert widened["layer"] == known["layer"]
     save(tables, tmp_path / "t.npz")
-    assert NOT_MEASURED in load(tmp_path / "t.npz").source
-    assert NOT_MEASURED not in fitted(invented, tp=2)[0].source
+    assert NOT_MEASURED in load(tmp_path / "t.npz").evidence.source
+    assert NOT_MEASURED not in fitted(invented, tp=2)[0].evidence.source

@@ -48,7 +48,7 @@ def test_of_several_backends_one_is_used_and_the_others_are_named(several, reque
     (note,) = (note for note in report.notes if "left out" in note)
     assert f"mlp up: rows of {taken}" in note
     assert all(name in note for name in ("cutlass", "Flash_Infer", "triton"))
-    assert note in tables.source
+    assert note in tables.evidence.source
 
 
 def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several, tmp_path, monkeypatch):
@@ -59,7 +59,7 @@ def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several
     ):
         deploy("llama-3.1-8b", "H100", cost=f"profile:{tmp_path / 'p.parquet'}#tables@fa3")
     made = deploy("llama-3.1-8b", "H100", cost=f"profile:{tmp_path / 'p.parquet'}#@triton")
-    assert "rows of triton taken" in made.cost.source
+    assert "rows of triton taken" in made.cost.evidence.source
 
 
 def attention(prefill, decode, mlp=""):

@@ -10,7 +10,7 @@ import pytest
 from lengthwise import catalog
 from lengthwise.cost.model_error import perturbed, perturbed_degrees
 from lengthwise.schedule import Cluster, cluster_tables
-from lengthwise.schema.cost_tables import PartError
+from lengthwise.schema.cost_tables import CostEvidence, OtherDegree, PartError
 
 
 @pytest.fixture(scope="module")
@@ -24,24 +24,29 @@ def ratios(changed, cost, name):
 
 
 def test_the_other_degree_is_as_far_off(tables):
-    cost = replace(tables[4], other=tables[1], stage_other=np.array([0, 1]))
+    cost = replace(tables[4], other=OtherDegree(tables[1], np.array([0, 1])))
     moved = perturbed(cost)
     layer = ratios(moved, cost, "layer_s")
     assert len(set(layer)) == 16
-    assert ratios([one.other for one in moved], tables[1], "layer_s") == pytest.approx(layer)
-    assert ratios([one.other for one in moved], tables[1], "host_s") == pytest.approx(ratios(moved, cost, "host_s"))
+    assert ratios([one.other.tables for one in moved], tables[1], "layer_s") == pytest.approx(layer)
+    assert ratios([one.other.tables for one in moved], tables[1], "host_s") == pytest.approx(
+        ratios(moved, cost, "host_s")
+    )
 
 
 def test_another_degree_without_errors_takes_those_beside_it(tables):
-    other = replace(tables[1], errors=())
-    cost = replace(tables[4], errors=(PartError("step", 0.1),), other=other)
+    other = replace(tables[1], evidence=CostEvidence())
+    evidence = CostEvidence(errors=(PartError("step", 0.1),))
+    cost = replace(tables[4], evidence=evidence, other=OtherDegree(other, np.array([0, 1])))
     moved = perturbed(cost)
-    assert ratios([one.other for one in moved], other, "layer_s") == pytest.approx(ratios(moved, cost, "layer_s"))
+    assert ratios([one.other.tables for one in moved], other, "layer_s") == pytest.approx(
+        ratios(moved, cost, "layer_s")
+    )
 
 
 def test_tables_without_another_degree_are_moved_as_before(tables):
     plain = perturbed(tables[4])
-    beside = perturbed(replace(tables[4], other=tables[1]))
+    beside = perturbed(replace(tables[4], other=OtherDegree(tables[1], np.array([0, 1]))))
     assert ratios(plain, tables[4], "layer_s") == ratios(beside, tables[4], "layer_s")
 
 
@@ -56,5 +61,5 @@ def test_degrees_are_off_together(tables):
 
 
 def test_tables_that_say_nothing_are_not_moved(tables):
-    assert perturbed_degrees({tp: replace(cost, errors=()) for tp, cost in tables.items()}) == []
+    assert perturbed_degrees({tp: replace(cost, evidence=CostEvidence()) for tp, cost in tables.items()}) == []
     assert perturbed_degrees(tables, draws=0) == []

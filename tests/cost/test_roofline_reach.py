@@ -51,4 +51,4 @@ def test_the_note_names_what_is_unknown_and_a_remedy():
 
 def test_a_deployment_on_a_described_cpu_carries_the_step_error():
     deployed = engine.deploy("llama-3.2-1b", str(EXAMPLES / "gpus/cpu.toml"))
-    assert "step" in {e.part for e in deployed.cost.errors}
+    assert "step" in {e.part for e in deployed.cost.evidence.errors}

@@ -17,6 +17,7 @@ from lengthwise.cost import load, save
 from lengthwise.cost.tables import check
 from lengthwise.engine import simulate
 from lengthwise.engine.step_time import CostReader
+from lengthwise.schema.cost_tables import OtherDegree
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.workload import Workload
@@ -42,8 +43,8 @@ def test_a_file_holds_both_degrees(tmp_path):
 
 def test_each_stage_takes_the_time_of_its_degree():
     tables = of_two_degrees(cost_tables([2, 1, 3]), [0, 1, 1])
-    plain = dataclasses.replace(tables, other=None, stage_other=None)
-    other = dataclasses.replace(tables.other, stage_layers=tables.stage_layers)
+    plain = dataclasses.replace(tables, other=None)
+    other = dataclasses.replace(tables.other.tables, stage_layers=tables.stage_layers)
     a, b, both = (CostReader(t).step(*STEP) for t in (plain, other, tables))
     assert both.stages_s == [a.stages_s[0], b.stages_s[1], b.stages_s[2]]
     assert both.layer_s == pytest.approx(a.layer_s * 2 / 6 + b.layer_s * 4 / 6)
@@ -55,8 +56,8 @@ def test_each_stage_takes_the_time_of_its_degree():
 def test_a_pipeline_of_one_degree_is_the_same_in_either_form(engine):
     plain = cost_tables([1, 1, 1])
     marked = of_two_degrees(plain, [0, 0, 0])
-    turned = dataclasses.replace(marked.other, other=plain, stage_other=np.ones(3, np.int64))
-    turned = dataclasses.replace(turned, stage_layers=plain.stage_layers)
+    other = OtherDegree(plain, np.ones(3, np.int64))
+    turned = dataclasses.replace(marked.other.tables, other=other, stage_layers=plain.stage_layers)
     assert_same(run(marked, engine).requests, run(plain, engine).requests)
     assert_same(run(turned, engine).requests, run(plain, engine).requests)
 
@@ -64,19 +65,17 @@ def test_a_pipeline_of_one_degree_is_the_same_in_either_form(engine):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"stage_other": None}, "given together"),
-        ({"other": None}, "given together"),
-        ({"stage_other": np.array([0])}, "for each of the stages"),
-        ({"stage_other": np.array([0, 2])}, "for each of the stages"),
-        ({"other": of_two_degrees(cost_tables([2, 2]), [0, 1])}, "no other of its own"),
-        ({"other": cost_tables([1], rule=1)}, "the same attention rule"),
-        ({"other": dataclasses.replace(cost_tables([1]), head_s=np.array([0, -1.0]))}, "other"),
+        ({"stages": np.array([0])}, "for each of the stages"),
+        ({"stages": np.array([0, 2])}, "for each of the stages"),
+        ({"tables": of_two_degrees(cost_tables([2, 2]), [0, 1])}, "no other of its own"),
+        ({"tables": cost_tables([1], rule=1)}, "the same attention rule"),
+        ({"tables": dataclasses.replace(cost_tables([1]), head_s=np.array([0, -1.0]))}, "other"),
     ],
 )
 def test_tables_that_do_not_go_together_are_refused(change, says):
     tables = of_two_degrees(cost_tables([2, 2]), [0, 1])
     with pytest.raises(ProfileError, match=says):
-        check(dataclasses.replace(tables, **change), "these tables")
+        check(dataclasses.replace(tables, other=dataclasses.replace(tables.other, **change)), "these tables")
 
 
 def test_gpus_count_groups_and_single_stages():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise import deploy, simulate
-from lengthwise.engine.continuous_batching import BatchSequence, ContinuousBatch, Limits
+from lengthwise.engine.continuous_batching import BatchSequence, ContinuousBatch, Limits, SequenceOrder
 from lengthwise.engine.step_time import step_time
 from lengthwise.policy import rank
 from lengthwise.schema.deployment import EngineLimits, Scheduler
@@ -50,7 +50,7 @@ def rows(workload):
 
 def sequence(number, arrival_s, prompt_tokens, output_tokens, priority=0, *, listens):
     """A sequence of a known length; one that listens to its tokens forces single steps."""
-    q = BatchSequence(number, arrival_s, prompt_tokens, priority=priority)
+    q = BatchSequence(SequenceOrder(number, arrival_s, priority), prompt_tokens)
     if listens:
         q.on_token = lambda _: q.generated == output_tokens
     else:
@@ -62,7 +62,7 @@ def served(requests, limits, cost, *, listens):
     """(batch, sequences) after all requests have been served."""
     batch = ContinuousBatch(limits, cost)
     sequences = [sequence(n, *row, listens=listens) for n, row in enumerate(requests)]
-    for q in sorted(sequences, key=lambda q: q.arrival_s):
+    for q in sorted(sequences, key=lambda q: q.order.arrival_s):
         batch.enter(q)
     while batch.next_s() < math.inf:
         batch.advance(batch.next_s())
@@ -168,7 +168,7 @@ def test_aborted_sequences_leave_and_the_others_finish(limits, requests, data):
 
 def test_an_abort_frees_memory_in_any_state():
     batch = ContinuousBatch(Limits.of(deployment(40)), step_time(deployment(40).cost))
-    qs = [BatchSequence(i, 0.0, 50, on_token=lambda _: False) for i in range(20)]
+    qs = [BatchSequence(SequenceOrder(i, 0.0), 50, on_token=lambda _: False) for i in range(20)]
     for q in qs:
         batch.enter(q)
     assert batch.abort(qs[19], -1.0)

@@ -10,7 +10,7 @@ from worlds import cost_tables
 
 from lengthwise import catalog, cost, policy
 from lengthwise.engine import deploy, simulate
-from lengthwise.schema.cost_tables import Front, PartError
+from lengthwise.schema.cost_tables import CostEvidence, Front, PartError
 from lengthwise.schema.deployment import EngineLimits, Scheduler
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, UnknownNameError
 from lengthwise.schema.workload import Workload
@@ -115,11 +115,11 @@ def test_a_host_by_name_is_that_of_the_engine(name):
     tables = deploy(MODEL, GPU, host=name).cost
     seqs = np.arange(len(own.host_s))
     assert np.allclose(tables.host_s, given.step_s + given.sequence_s * seqs, rtol=1e-15)
-    assert name in tables.source
+    assert name in tables.evidence.source
     assert tables.front == Front(given.request_s, given.queue_s) != own.front == Front()
     for part in ("layer_s", "comm_s", "first_s", "head_s", "prefill_s", "decode_s"):
         assert np.array_equal(getattr(tables, part), getattr(own, part))
-    assert tables.errors == (*own.errors, PartError("front", 0.7, 1.6))
+    assert tables.evidence.errors == (*own.evidence.errors, PartError("front", 0.7, 1.6))
 
 
 def test_requests_of_a_model_with_experts_wait_longer_before_a_named_engine():
@@ -144,7 +144,7 @@ def test_the_default_host_leaves_every_source_as_it_is():
     assert deploy(MODEL, GPU, pp=2, cost=tables, host="default").cost is tables
     own = deploy(MODEL, GPU).cost
     assert own.host_s[0] == cost.HostOverhead().step_s
-    assert own.source == "roofline of llama-3-8b on H100"
+    assert own.evidence.source == "roofline of llama-3-8b on H100"
 
 
 def test_a_slower_host_moves_every_token():
@@ -157,8 +157,9 @@ def test_a_slower_host_moves_every_token():
 
 
 def test_a_host_of_measured_tables_brings_its_own_doubt():
-    known = dataclasses.replace(cost_tables([16, 16]), errors=(PartError("host", 0.01), PartError("layer", 0.02)))
-    errors = deploy(MODEL, GPU, pp=2, cost=known, host="vllm").cost.errors
+    evidence = CostEvidence(errors=(PartError("host", 0.01), PartError("layer", 0.02)))
+    known = dataclasses.replace(cost_tables([16, 16]), evidence=evidence)
+    errors = deploy(MODEL, GPU, pp=2, cost=known, host="vllm").cost.evidence.errors
     assert errors == (PartError("host", 0.5), PartError("layer", 0.02), PartError("front", 0.7, 1.6))
 
 

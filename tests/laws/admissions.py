@@ -104,9 +104,9 @@ class Doorkeeper(Reference):
         self.admitted.append(Admitted(self.now_s, q.index, rep.queue, since_s, passed))
         super()._place(rep, step, q, chunk)
 
-    def _enqueue(self, queue: Any, q: Any, now: float, *, entered: bool = False) -> None:
-        super()._enqueue(queue, q, now, entered=entered)
-        self.joined[q.index] = (len(self.admitted), self._starvation_s(q))
+    def _enqueue(self, queue: Any, q: Any, now: float) -> None:
+        super()._enqueue(queue, q, now)
+        self.joined[q.index] = (len(self.admitted), q.wait.starvation_s(self.s.params.max_wait_s))
 
     def _preempt(self, rep: Any, step: Any) -> None:
         self.giving = True
@@ -115,8 +115,8 @@ class Doorkeeper(Reference):
 
     def _evict(self, rep: Any, step: Any, q: Any) -> None:
         if self.giving:
-            assert q.queued_for_s < self.s.params.max_wait_s, "who has waited too long leaves for nobody"
-            assert q.generated > q.generated_at_admission, "an admission is worth a token at least"
+            assert q.wait.before_s < self.s.params.max_wait_s, "who has waited too long leaves for nobody"
+            assert q.generated > q.admission.generated, "an admission is worth a token at least"
         self.evicted.append((self.now_s, q.index))
         super()._evict(rep, step, q)
 

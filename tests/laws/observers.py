@@ -104,13 +104,9 @@ class Watched(Reference):
         stepping = [*step.decodes, *(q for q, _ in step.prompts)]
         residents = [*rep.running, *stepping, *step.paused]
         assert rep.free >= 0
-        leaving = [
-            q for to in self.remote for q in (*to.queue.waiting, *to.incoming) if q.transfer_blocks and q.source is rep
-        ]
-        assert (
-            sum(q.blocks for q in residents) + sum(q.transfer_blocks for q in leaving) + rep.free
-            == s.params.total_blocks
-        )
+        moving = [q.transfer for to in self.remote for q in (*to.queue.waiting, *to.incoming) if q.transfer]
+        leaving = sum(transfer.blocks for transfer in moving if transfer.source is rep)
+        assert sum(q.blocks for q in residents) + leaving + rep.free == s.params.total_blocks
         assert all(q.blocks == 0 for q in rep.queue.waiting)
         assert not (self.remote and step.decodes and rep in self.local)
         assert not (step.prompts and rep in self.remote)

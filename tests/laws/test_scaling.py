@@ -46,7 +46,7 @@ def slower(deployment: Deployment, factor: float) -> Deployment:
 def slower_tables(cost: CostTables, factor: float) -> CostTables:
     tables = {f.name: getattr(cost, f.name) * factor for f in dataclasses.fields(cost) if f.name.endswith("_s")}
     front = Front(cost.front.request_s * factor, cost.front.queue_s * factor)
-    other = None if cost.other is None else slower_tables(cost.other, factor)
+    other = cost.other and dataclasses.replace(cost.other, tables=slower_tables(cost.other.tables, factor))
     return dataclasses.replace(cost, **tables, front=front, other=other)
 
 

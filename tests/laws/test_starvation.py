@@ -23,8 +23,8 @@ UNBOUNDED = {"max_wait_s": INFINITY, "preemption": PREEMPTION_MODES}
 
 class Bounded(Doorkeeper):
     def passes(self, q, w):
-        if self._starvation_s(w) <= self.now_s:
-            assert q.key == -INFINITY, "nobody who is not overdue passes somebody who is"
+        if w.wait.starvation_s(self.s.params.max_wait_s) <= self.now_s:
+            assert q.wait.key == -INFINITY, "nobody who is not overdue passes somebody who is"
             assert q.index < w.index, "overdue requests go in the order of arrival"
 
 
@@ -99,11 +99,11 @@ def test_aged_gittins_is_passed_only_by_who_came_soon_after(workload, deployment
 
 class ResponseRatio(Doorkeeper):
     def passes(self, q, w):
-        queued_for_s = w.queued_for_s + (self.now_s - w.queued_s)
+        queued_for_s = w.wait.total_s(self.now_s)
         needed_s = queued_for_s * self.remaining(q) / self.remaining(w)
-        assert needed_s <= near(needed_s, q.queued_for_s)
-        if q.eviction == w.eviction == 0 and q.index > w.index and self.remaining(q) > self.remaining(w):
-            assert queued_for_s <= near(0, q.queued_for_s)
+        assert needed_s <= near(needed_s, q.wait.before_s)
+        if q.eviction.number == w.eviction.number == 0 and q.index > w.index and self.remaining(q) > self.remaining(w):
+            assert queued_for_s <= near(0, q.wait.before_s)
 
 
 @HALF
@@ -137,19 +137,20 @@ class Arrival(Doorkeeper):
 
 class ArrivalInClass(Doorkeeper):
     def passes(self, q, w):
-        assert q.priority <= w.priority
-        assert q.priority < w.priority or q.arrival_s <= near(1e6, w.arrival_s)
+        own, other = (self.s.columns.priority[one.index] for one in (q, w))
+        assert own <= other
+        assert own < other or q.arrival_s <= near(1e6, w.arrival_s)
 
 
 class EvictedFirst(Doorkeeper):
     def passes(self, q, w):
-        assert q.eviction > 0 or w.eviction == 0
-        assert q.eviction > 0 or q.index < w.index
+        assert q.eviction.number > 0 or w.eviction.number == 0
+        assert q.eviction.number > 0 or q.index < w.index
 
 
 class Batches(Doorkeeper):
     def passes(self, q, w):
-        assert (q.batch, q.index) < (w.batch, w.index)
+        assert (q.wait.batch, q.index) < (w.wait.batch, w.index)
 
 
 @pytest.mark.slow
@@ -193,7 +194,7 @@ class FairShare(Doorkeeper):
         self.poll(rep.queue)
 
     def poll(self, queue):
-        charged = [self.service[q.tenant] for q in queue.waiting if q.admission < 0]
+        charged = [self.service[self.s.tenant(q.index)] for q in queue.waiting if q.admission.number < 0]
         if charged:
             self.difference = max(self.difference, max(charged) - min(charged))
 
@@ -298,8 +299,8 @@ class Seats(Doorkeeper):
         super()._preempt(rep, step)
         if not rep.queue.waiting or rep.check_preemption or rep.steps_since_check:
             return
-        best = min(rep.queue.waiting, key=lambda q: (q.key, q.index))
-        worse = [q for q in rep.idle if q.generated > q.generated_at_admission and self._rank_key(q) > best.key]
+        best = rep.queue.first
+        worse = [q for q in rep.idle if q.generated > q.admission.generated and self._rank_key(q) > best.wait.key]
         max_num_seqs, free = self.s.params.max_num_seqs - len(rep.running), rep.free
         if not self.enters(best, free, max_num_seqs):
             assert not self.enters(best, free + sum(q.blocks for q in worse), max_num_seqs + len(worse))

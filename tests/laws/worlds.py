@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lengthwise.policy import known, named, scheduler
-from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, grid_axis
+from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, OtherDegree, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import After, Predictions, Workload
@@ -65,7 +65,7 @@ def of_two_degrees(tables: CostTables, marks: list[int]) -> CostTables:
     """The tables, and others that are slower for the stages that are marked."""
     slower = cost_tables([1], tables.rule.kind, 1.7, additional=tables.beside_prompts is None)
     slower = dataclasses.replace(slower, masked_s=tables.masked_s / 3)
-    return dataclasses.replace(tables, other=slower, stage_other=np.array(marks))
+    return dataclasses.replace(tables, other=OtherDegree(slower, np.array(marks)))
 
 
 @st.composite

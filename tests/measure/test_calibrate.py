@@ -59,7 +59,7 @@ def test_a_delay_outside_the_engine_is_told_apart_and_put_into_the_front_of_the_
     assert calibration["client"].determined
     assert calibration["client"].low <= 0.05 <= calibration["client"].high
     assert calibration.client_s == calibration["client"].value == calibration.tables.front.request_s
-    assert {e.part: e.log_sd for e in calibration.tables.errors}["front"] > 0
+    assert {e.part: e.log_sd for e in calibration.tables.evidence.errors}["front"] > 0
     assert not any("outside the engine" in note for note in calibration.notes)
     assert calibration["host_step"].value < 0.001
     told = engine.simulate(run.workload, replace(deployment, cost=calibration.tables)).requests
@@ -110,7 +110,7 @@ def test_short_contexts_do_not_tell_of_attention(deployment):
     assert prefill.value == prefill.prior == 1.0
     assert calibration["work"].low <= 1.4 <= calibration["work"].high
     assert any(prefill.label in note for note in calibration.notes)
-    assert {e.part for e in calibration.tables.errors} >= {"step", "prefill"}
+    assert {e.part for e in calibration.tables.evidence.errors} >= {"step", "prefill"}
 
 
 def test_parameters_that_are_not_asked_for_stay(run, deployment):

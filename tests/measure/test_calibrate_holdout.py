@@ -27,7 +27,7 @@ def test_what_is_held_out_is_never_looked_at(run, found, deployment):
     assert other.parameters == found.parameters
     for name in ("layer_s", "decode_s", "prefill_s", "host_s", "head_s"):
         np.testing.assert_array_equal(getattr(other.tables, name), getattr(found.tables, name))
-    assert other.tables.reach == found.tables.reach
+    assert other.tables.evidence.reach == found.tables.evidence.reach
     assert errors(other, "jct", "mean")[0].after < -0.5
 
 

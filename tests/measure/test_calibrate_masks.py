@@ -46,7 +46,7 @@ def test_planted_masks_are_found_where_the_other_parameters_explain_less(small, 
     assert found["masked"].low <= truth["masked"] <= found["masked"].high
     assert found["masked"].value == pytest.approx(truth["masked"], rel=0.3)
     assert found.tables.masked_s == found["masked"].value
-    assert any(error.part == "masked" and error.log_sd > 0 for error in found.tables.errors)
+    assert any(error.part == "masked" and error.log_sd > 0 for error in found.tables.evidence.errors)
     assert abs(found["work"].value / truth["work"] - 1) < 0.1
     assert any("dense masks are taken" in note for note in found.notes)
 

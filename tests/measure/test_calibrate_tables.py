@@ -32,18 +32,18 @@ def test_a_saved_calibration_changes_what_is_simulated(run, found, deployment, t
 
 
 def test_tables_know_how_far_the_runs_reached_and_how_far_they_are_off(run, found):
-    reach = found.tables.reach
+    reach = found.tables.evidence.reach
     w = run.workload
     assert reach.tokens == 2048
     assert 1 < reach.seqs <= 64
     assert reach.context <= (w.prompt_tokens + w.output_tokens).max()
     assert reach.kv_tokens >= reach.context - 400
-    errors = {e.part: e.log_sd for e in found.tables.errors}
+    errors = {e.part: e.log_sd for e in found.tables.evidence.errors}
     assert 0.005 <= errors["step"] <= found.log_sd
     work = found["work"]
     assert errors["layer"] == pytest.approx(np.log(work.high / work.low) / 3.92)
     assert errors["host"] > 0.02  # what its interval leaves open, told or not
-    assert "calibrated" in found.tables.source
+    assert "calibrated" in found.tables.evidence.source
 
 
 def test_errors_of_parts_are_those_of_intervals_and_steps_have_the_rest(deployment):

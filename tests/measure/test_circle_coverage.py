@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lengthwise import EngineLimits, Workload, deploy, simulate
-from lengthwise.schema.cost_tables import PartError
+from lengthwise.schema.cost_tables import CostEvidence, PartError
 from lengthwise.schema.records import Measured
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -32,7 +32,7 @@ def modules():
 def deployment():
     """Tables whose whole steps may be off by 10 %."""
     made = deploy("llama-3-8b", "H100", limits=EngineLimits(16, 2048, max_model_len=4096))
-    return replace(made, cost=replace(made.cost, errors=(PartError("step", 0.1),)))
+    return replace(made, cost=replace(made.cost, evidence=CostEvidence(errors=(PartError("step", 0.1),))))
 
 
 def run_of(circle, deployment, slower: float, *, load: str = "high", repeat: int = 0):
@@ -56,7 +56,10 @@ def test_an_engine_lies_within_where_it_is_off_by_what_errors_say(modules, deplo
 
 def test_sampling_widens_and_no_error_leaves_the_number_alone(modules, deployment):
     circle, coverage = modules
-    run, exact = (run_of(circle, deployment, 1.0), replace(deployment, cost=replace(deployment.cost, errors=())))
+    run, exact = (
+        run_of(circle, deployment, 1.0),
+        replace(deployment, cost=replace(deployment.cost, evidence=CostEvidence())),
+    )
     alone = coverage.intervals_of(exact, run, 32, 0.95, sampling=False)
     for one in alone.values():
         assert one.low_s == pytest.approx(one.said_s)
@@ -82,7 +85,7 @@ def test_a_load_is_the_median_of_its_repeats(modules):
 def test_the_row_takes_blind_errors(modules, deployment):
     circle, coverage = modules
     held = [run_of(circle, deployment, slower, repeat=k) for k, slower in enumerate((1.28, 1.3, 1.32))]
-    stored = replace(deployment, cost=replace(deployment.cost, errors=(PartError("step", 0.3),)))
+    stored = replace(deployment, cost=replace(deployment.cost, evidence=CostEvidence(errors=(PartError("step", 0.3),))))
     row = coverage.coverage_row({"wide": stored}, [PartError("step", 0.01)], held)
     details = row["details"]
     assert details["n"] == len(coverage.COUNTED)

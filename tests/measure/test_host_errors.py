@@ -11,7 +11,7 @@ import pytest
 from lengthwise import EngineLimits, deploy
 from lengthwise.measure.calibration.parameters import part_errors
 from lengthwise.measure.calibration.result import Parameter
-from lengthwise.schema.cost_tables import PartError
+from lengthwise.schema.cost_tables import CostEvidence, PartError
 
 SEQS = 32
 BEFORE = 0.3
@@ -21,7 +21,7 @@ BEFORE = 0.3
 def tables():
     cost = deploy("llama-3-8b", "H100", limits=EngineLimits(SEQS, 2048, max_model_len=4096)).cost
     assert len(cost.host_s) == SEQS + 1
-    return replace(cost, errors=(PartError("host", BEFORE),))
+    return replace(cost, evidence=CostEvidence(errors=(PartError("host", BEFORE),)))
 
 
 def seconds(name: str, value: float, log_sd: float, *, report: bool = True) -> Parameter:

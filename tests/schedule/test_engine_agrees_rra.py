@@ -10,6 +10,7 @@ import pytest
 from lengthwise.engine import simulate
 from lengthwise.schedule import Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schedule.controls import rra_layout
+from lengthwise.schema.cost_tables import OtherDegree
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.workload import Workload
 
@@ -27,7 +28,7 @@ def deployed(controls, model, cluster, tables):
     layers = np.array([stage.layers for stage in stages])
     cost = dataclasses.replace(tables[degree], stage_layers=layers)
     if single.any():
-        cost = dataclasses.replace(cost, other=tables[1], stage_other=single)
+        cost = dataclasses.replace(cost, other=OtherDegree(tables[1], single))
     given = {"prefill_batch": controls.prefill_batch, "decode_steps": controls.decode_steps}
     given["micro_batches"] = controls.micro_batches or 0
     batching = f"rra({', '.join(f'{name}={value}' for name, value in given.items())})"

@@ -10,7 +10,7 @@ import pytest
 from lengthwise import config, schedule
 from lengthwise.cli import main
 from lengthwise.cost import MadeFor, save
-from lengthwise.schema.cost_tables import Reach
+from lengthwise.schema.cost_tables import CostEvidence, Reach
 from lengthwise.usecases import capacity
 from lengthwise.usecases import schedule as schedules
 from lengthwise.usecases.schedule import largest_step, reach_notes
@@ -40,7 +40,7 @@ def tables(tmp_path):
     def made(**bounds: int):
         path = tmp_path / "tables.npz"
         served = deployment(config.loads(SERVED))
-        save(replace(served.cost, reach=Reach(**bounds)), path, MadeFor.of_deployment(served))
+        save(replace(served.cost, evidence=CostEvidence(reach=Reach(**bounds))), path, MadeFor.of_deployment(served))
         return path
 
     return made
@@ -90,7 +90,7 @@ def test_a_schedule_beyond_what_was_measured_says_so(monkeypatch):
 
     def of_reach(*args):
         made = whole(*args)
-        return {tp: replace(one, reach=Reach(seqs=1, context=10**6)) for tp, one in made.items()}
+        return {tp: replace(one, evidence=CostEvidence(reach=Reach(seqs=1, context=10**6))) for tp, one in made.items()}
 
     plain = schedules.plan_schedule(config.loads(PLANNED))
     monkeypatch.setattr(schedule, "cluster_tables", of_reach)
@@ -110,7 +110,7 @@ def test_the_largest_step_of_a_schedule_is_what_its_batches_say():
     assert had == {"tokens": 400, "seqs": 20, "chunk": 100, "context": 121, "kv_tokens": 2210}
     assert largest_step(replace(row, strategy="waa-c"), task, 0.99)["tokens"] == 1200  # its encodings go whole
     base = deployment(config.loads(SERVED)).cost
-    alone, grouped = replace(base, reach=Reach(seqs=19)), replace(base, reach=Reach(seqs=20))
+    alone, grouped = (replace(base, evidence=CostEvidence(reach=Reach(seqs=seqs))) for seqs in (19, 20))
     passed = {1: alone, 2: grouped}
     assert len(reach_notes(replace(row, tp=2, tp_groups=1), task, 0.99, passed, gpus=4)) == 1
     assert reach_notes(replace(row, tp=2, tp_groups=2), task, 0.99, passed, gpus=4) == []

@@ -14,7 +14,7 @@ from lengthwise.cost.model_error import perturbed
 from lengthwise.engine import deploy
 from lengthwise.measure.calibration.parameters import part_errors
 from lengthwise.measure.calibration.result import Parameter
-from lengthwise.schema.cost_tables import CostTables, Front, PartError
+from lengthwise.schema.cost_tables import CostEvidence, CostTables, Front, PartError
 from lengthwise.usecases import simulate, variants
 
 ASKED = """
@@ -32,8 +32,9 @@ host = "vllm"
 
 def without(cost: CostTables, front: PartError | None) -> CostTables:
     """The tables with another error of their front, in the same place; None: with none."""
-    errors = (front if error.part == "front" else error for error in cost.errors)
-    return replace(cost, errors=tuple(error for error in errors if error is not None))
+    errors = (front if error.part == "front" else error for error in cost.evidence.errors)
+    stated = tuple(error for error in errors if error is not None)
+    return replace(cost, evidence=replace(cost.evidence, errors=stated))
 
 
 def outcome(front: PartError) -> simulate.Outcome:
@@ -99,10 +100,10 @@ def test_equal_spreads_on_both_sides_are_one_spread(cost: CostTables) -> None:
 
 
 def test_a_front_in_seconds_leans_too_and_none_has_no_error() -> None:
-    told = deploy("llama-3-8b", "H100", host=HostOverhead(request_s=0.01)).cost.errors
+    told = deploy("llama-3-8b", "H100", host=HostOverhead(request_s=0.01)).cost.evidence.errors
     assert told[-1] == PartError("front", 0.7, 1.6)
     assert all(error.slow_log_sd is None for error in told[:-1])
-    assert all(error.part != "front" for error in deploy("llama-3-8b", "H100").cost.errors)
+    assert all(error.part != "front" for error in deploy("llama-3-8b", "H100").cost.evidence.errors)
 
 
 @pytest.mark.parametrize(("report", "log_sd"), [(True, 0.1), (False, 0.7)])
@@ -113,6 +114,7 @@ def test_a_calibrated_front_does_not_lean(cost: CostTables, report: bool, log_sd
     (front,) = (error for error in errors if error.part == "front")
     assert front.log_sd == pytest.approx(log_sd)
     assert front.slow_log_sd is None
-    off = perturbed(replace(cost, front=Front(0.03, cost.front.queue_s), errors=errors))
+    calibrated = replace(cost, front=Front(0.03, cost.front.queue_s), evidence=CostEvidence(errors=errors))
+    off = perturbed(calibrated)
     logs = np.log([drawn.front.request_s / 0.03 for drawn in off])
     assert logs.max() == pytest.approx(-logs.min(), rel=1e-9)

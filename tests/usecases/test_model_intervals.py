@@ -15,7 +15,7 @@ from lengthwise.cost import save
 from lengthwise.cost.model_error import PARTS, design, perturbed
 from lengthwise.engine import deploy
 from lengthwise.metrics import beyond_reach
-from lengthwise.schema.cost_tables import CostTables, PartError, Reach
+from lengthwise.schema.cost_tables import CostEvidence, CostTables, PartError, Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -46,7 +46,8 @@ def asked(rate: float = RATE, **run: int) -> config.Scenario:
 def outcome(errors: tuple[PartError, ...] | None, rate: float = RATE, **run: int) -> simulate.Outcome:
     (variant,) = variants.build(asked(rate, **run))
     if errors is not None:
-        cost = replace(variant.deployment.cost, errors=errors)
+        cost = variant.deployment.cost
+        cost = replace(cost, evidence=replace(cost.evidence, errors=errors))
         variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
     (one,) = simulate.run(asked(rate, **run), variants=[variant], jobs=available_cpus())
     return one
@@ -129,11 +130,11 @@ def test_seeds_that_carry_intervals_are_combined_with_them(quiet) -> None:
 
 def test_the_roofline_carries_its_published_errors() -> None:
     deployment = variants.build(asked())[0].deployment
-    errors = {error.part: error.log_sd for error in deployment.cost.errors}
+    errors = {error.part: error.log_sd for error in deployment.cost.evidence.errors}
     assert set(errors) == set(PARTS) - {"masked"}
     assert errors["layer"] == pytest.approx(math.log(1.11) / 0.6745, abs=1e-3)  # GEMMs of an H100
     unseen = replace(deployment.gpu, name="My-GPU")
-    widest = engine.deploy(deployment.model, unseen, node=deployment.node).cost.errors
+    widest = engine.deploy(deployment.model, unseen, node=deployment.node).cost.evidence.errors
     assert all(error.log_sd >= errors.get(error.part, 0.0) for error in widest)
 
 
@@ -142,24 +143,24 @@ def tables() -> CostTables:
 
 
 def test_a_part_that_takes_no_time_takes_no_column() -> None:
-    cost = replace(tables(), errors=(PartError("comm", 0.5),))
+    cost = replace(tables(), evidence=CostEvidence(errors=(PartError("comm", 0.5),)))
     assert not cost.comm_s.any()
     assert perturbed(cost) == []
 
 
 def test_a_front_has_an_error_of_its_own_and_no_step_moves_it() -> None:
     cost = deploy("llama-3-8b", "H100", host="vllm").cost
-    cost = replace(cost, errors=tuple(PartError(error.part, error.log_sd) for error in cost.errors))
+    cost = replace(cost, evidence=CostEvidence(errors=tuple(PartError(e.part, e.log_sd) for e in cost.evidence.errors)))
     draws = perturbed(cost)
     factors = np.array([drawn.front.request_s for drawn in draws]) / cost.front.request_s
     assert np.log(factors).std() == pytest.approx(0.7, rel=0.1)
     assert np.allclose([drawn.front.queue_s / cost.front.queue_s for drawn in draws], factors)
-    bare = [replace(cost, errors=(PartError("step", 0.1),)), deploy("llama-3-8b", "H100").cost]
+    bare = [replace(cost, evidence=CostEvidence(errors=(PartError("step", 0.1),))), deploy("llama-3-8b", "H100").cost]
     assert all(drawn.front == given.front for given in bare for drawn in perturbed(given))
 
 
 def test_factors_have_the_spread_that_was_asked_for() -> None:
-    cost = replace(tables(), errors=(PartError("layer", 0.2), PartError("decode", 0.1)))
+    cost = replace(tables(), evidence=CostEvidence(errors=(PartError("layer", 0.2), PartError("decode", 0.1))))
     off = perturbed(cost, 64)
     for part, sd in (("layer_s", 0.2), ("decode_s", 0.1), ("head_s", 0.0)):
         logs = [math.log(getattr(one, part).max() / getattr(cost, part).max()) for one in off]
@@ -194,7 +195,9 @@ def test_large_runs_are_not_repeated_unasked(monkeypatch) -> None:
 
 
 def within(deployment: Deployment, **bounds: int) -> Deployment:
-    return replace(deployment, cost=replace(deployment.cost, reach=Reach(**bounds)))
+    return replace(
+        deployment, cost=replace(deployment.cost, evidence=replace(deployment.cost.evidence, reach=Reach(**bounds)))
+    )
 
 
 def test_reach_is_told_exactly_when_it_is_passed() -> None:
@@ -252,7 +255,7 @@ def test_without_steps_bins_of_time_tell() -> None:
 
 
 def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path, capsys) -> None:
-    cost = replace(tables(), errors=(PartError("step", 0.1),), reach=Reach(seqs=4))
+    cost = replace(tables(), evidence=CostEvidence(errors=(PartError("step", 0.1),), reach=Reach(seqs=4)))
     (variant,) = variants.build(asked())
     variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
     (told,) = simulate.run(asked(), variants=[variant])
@@ -277,7 +280,7 @@ def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path,
 
 
 def test_tables_from_a_file_carry_no_errors_and_show_none(tmp_path, capsys) -> None:
-    save(replace(tables(), errors=(), reach=Reach()), tmp_path / "costs.npz")
+    save(replace(tables(), evidence=CostEvidence()), tmp_path / "costs.npz")
     path = tmp_path / "s.toml"
     path.write_text(asked().to_toml())
     assert main(["simulate", str(path), "--cost", f"tables:{tmp_path / 'costs.npz'}"]) == 0

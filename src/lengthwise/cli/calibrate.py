@@ -157,7 +157,7 @@ def show(found: Calibration) -> None:
 
 def reliability(found: Calibration) -> list[str]:
     """Return how reliable the tables are, in sentences."""
-    reach = found.tables.reach
+    reach = found.tables.evidence.reach
     error = (
         f"requests' mean times between tokens are off by about {two_digits(100 * found.log_sd)} % (standard deviation "
         "over held-out requests; single steps may be off by more)"
@@ -178,7 +178,7 @@ def _write_html(path: Path, found: Calibration) -> None:
 
     fitted = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
     page = CalibrationPage(
-        heading=found.tables.source,
+        heading=found.tables.evidence.source,
         metadata=[f"{found.fitted:,} requests fitted to", f"{found.held_out:,} held out", f"changed: {fitted}"],
         warnings=_urgent(found),
         errors=[_ERROR_HEADS, *map(_error, found.scores)],
@@ -198,7 +198,7 @@ def markdown(found: Calibration) -> str:
 
     return "\n".join(
         [
-            f"# {found.tables.source}",
+            f"# {found.tables.evidence.source}",
             *(f"\n**{warning}**" for warning in _urgent(found)),
             f"\nErrors on {found.held_out} held-out requests ({found.split}):\n",
             table(_ERROR_HEADS, *map(_error, found.scores)),

@@ -59,7 +59,8 @@ _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}
 def show(variant: Variant, found: Explanation) -> None:
     """Print a variant's deployment, its memory, the batches that fit, and the operators of typical steps."""
     d, kv = variant.deployment, variant.deployment.kv
-    p, weights, source = d.parallel, d.limits.weight_dtype or d.model.dtype, d.cost.source
+    p, weights, evidence = d.parallel, d.limits.weight_dtype or d.model.dtype, d.cost.evidence
+    source = evidence.source
     print_properties(
         variant.name,
         [
@@ -69,7 +70,7 @@ def show(variant: Variant, found: Explanation) -> None:
             ("scheduler", _scheduler(variant)),
             ("predictor", _predictor(variant)),
             ("costs", source + ("" if source.startswith("roofline") else "; the operators below are the roofline's")),
-            ("fit", fit_note(d.cost) if d.cost.fit else ""),
+            ("fit", fit_note(evidence.fit) if evidence.fit else ""),
             ("longest request", f"{d.max_model_len:,} tokens"),
         ],
     )
@@ -93,9 +94,9 @@ def show(variant: Variant, found: Explanation) -> None:
     )
     if found.by_prediction:
         typer.echo("The memory policy uses predictions: with them it may admit fewer or more requests.")
-    if d.cost.fit:
+    if evidence.fit:
         typer.echo()
-        errors = [(row.operator, f"{100 * row.median:.2f}%", f"{100 * row.p95:.2f}%") for row in d.cost.fit]
+        errors = [(row.operator, f"{100 * row.median:.2f}%", f"{100 * row.p95:.2f}%") for row in evidence.fit]
         print_table(("fit of the profile, error", "median", "p95"), errors)
     typer.echo(
         f"\nOne step of a replica; each decoding sequence has {found.context_tokens:,} tokens cached."

@@ -14,7 +14,7 @@ from lengthwise.cli import outputs
 
 if TYPE_CHECKING:
     from lengthwise.cost import FitReport
-    from lengthwise.schema.cost_tables import CostTables
+    from lengthwise.schema.cost_tables import CostEvidence
 
 EXAMPLES = """\b
 Examples:
@@ -67,23 +67,25 @@ def run(
         if files:
             cost.save(fits[degree][0], files[degree], cost.MadeFor.of(*deployed))
     if json:
-        reports = [fit_json(degree, *fit, files.get(degree)) for degree, fit in fits.items()]
+        reports = [
+            fit_json(degree, tables.evidence, report, files.get(degree)) for degree, (tables, report) in fits.items()
+        ]
         typer.echo(json_module.dumps({"fits": reports}, indent=2, allow_nan=False))
         return
     for degree, (tables, report) in fits.items():
-        _show(degree, tables, report)
+        _show(degree, tables.evidence, report)
         if files:
             typer.echo(f'wrote {files[degree]}; use it as cost = "tables:{files[degree]}"')
 
 
-def _show(degree: int, tables: CostTables, report: FitReport) -> None:
+def _show(degree: int, evidence: CostEvidence, report: FitReport) -> None:
     """Print the errors by operator, estimator and region, and the sources and range of the tables."""
     from rich.console import Console
 
     from lengthwise.report.profile_fit import fit_table
 
     if report.compared:
-        machine = "" if tables.fit else ", of the GPU they were measured on"
+        machine = "" if evidence.fit else ", of the GPU they were measured on"
         title = f"TP {degree}: errors on held-out points, median (95th percentile){machine}"
         Console(width=120).print(fit_table(title, report))
         typer.echo("* chosen: the smallest root-mean-square error inside, and beyond if steps reach there")
@@ -95,7 +97,7 @@ def _show(degree: int, tables: CostTables, report: FitReport) -> None:
         typer.echo(f"from the roofline: {operators}")
     for note in report.notes:
         typer.echo(f"note: {note}")
-    errors = ", ".join(f"{error.part} {error.log_sd:.1%}" for error in tables.errors)
+    errors = ", ".join(f"{error.part} {error.log_sd:.1%}" for error in evidence.errors)
     typer.echo(f"one standard deviation of each complete part: {errors}")
-    reach = ", ".join(f"{largest:,} {name}" for name, largest in asdict(tables.reach).items() if largest is not None)
+    reach = ", ".join(f"{largest:,} {name}" for name, largest in asdict(evidence.reach).items() if largest is not None)
     typer.echo(f"measured up to: {reach or 'unknown'}")

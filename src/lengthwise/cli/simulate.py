@@ -120,9 +120,9 @@ def show(scenario: Scenario, results: list[Result]) -> None:
         out.print(scenario.description, style="dim")
     out.print(report.table(results))
     for costs in {id(r.deployment.cost): r.deployment.cost for r in results if r.deployment}.values():
-        if costs.fit or costs.source.startswith("profile "):
-            fit = f", {fit_note(costs)}" if costs.fit else ""
-            out.print(f"costs: {costs.source}{fit}", style="dim", highlight=False)
+        source, fit = costs.evidence.source, costs.evidence.fit
+        if fit or source.startswith("profile "):
+            out.print(f"costs: {source}{f', {fit_note(fit)}' if fit else ''}", style="dim", highlight=False)
 
 
 def write(results: list[Result], json: Path | None, html: Path | None, *, quiet: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
 
-    from lengthwise.schema.cost_tables import CostTables
+    from lengthwise.schema.cost_tables import FitError
 
 _PIPE_WIDTH = 400  # a pipe has no width: lines stay unbroken, for grep and for wide editors
 _GAP = 2
@@ -145,10 +145,10 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
-def fit_note(cost: CostTables) -> str:
+def fit_note(fit: Sequence[FitError]) -> str:
     """Return a fitted profile's cross-validated errors in a sentence."""
-    worst = max(cost.fit, key=lambda operator: operator.median)
-    typical = statistics.median(operator.median for operator in cost.fit)
+    worst = max(fit, key=lambda operator: operator.median)
+    typical = statistics.median(operator.median for operator in fit)
     median, highest, p95 = (two_digits(100 * share) for share in (typical, worst.median, worst.p95))
     return (
         f"cross-validated error {median} % (median operator), {highest} % for the worst, {worst.operator} "

@@ -45,13 +45,16 @@ def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[De
 
 def _perturbed(tables: Sequence[CostTables], draws: int, seed: int) -> list[list[CostTables]]:
     """Return [draws][tables], all tables of a draw with the same normal value for a part."""
-    errors = [error for one in tables for error in _errors(one, one.errors)]
-    errors += [error for one in tables if one.other for error in _errors(one.other, one.other.errors or one.errors)]
+    errors = [error for one in tables for error in _errors(one, one.evidence.errors)]
+    for one in tables:
+        if one.other:
+            other = one.other.tables
+            errors += _errors(other, other.evidence.errors or one.evidence.errors)
     parts = list(dict.fromkeys(part for part, _ in errors))
     if not parts or not draws:
         return []
     rows = (dict(zip(parts, row, strict=True)) for row in design(draws, len(parts), seed).tolist())
-    return [[_scaled(one, one.errors, normal) for one in tables] for normal in rows]
+    return [[_scaled(one, one.evidence.errors, normal) for one in tables] for normal in rows]
 
 
 def _errors(tables: CostTables, errors: Sequence[PartError]) -> list[tuple[_Part, PartError]]:
@@ -68,7 +71,7 @@ def _errors(tables: CostTables, errors: Sequence[PartError]) -> list[tuple[_Part
 def _scaled(tables: CostTables, default: Sequence[PartError], normal: Mapping[_Part, float]) -> CostTables:
     """Return the tables, and those of their other degree, scaled by their own errors, or by ``default`` without any."""
     factor, front = dict.fromkeys(PARTS, 1.0), tables.front
-    for key, error in _errors(tables, tables.errors or default):
+    for key, error in _errors(tables, tables.evidence.errors or default):
         z = normal.get(key, 0.0)
         sd = error.log_sd if z < 0 or error.slow_log_sd is None else error.slow_log_sd
         by = float(np.exp(sd * z))
@@ -78,14 +81,16 @@ def _scaled(tables: CostTables, default: Sequence[PartError], normal: Mapping[_P
         for part in PARTS if error.part == "step" else (error.part,):
             factor[part] *= by
     seconds = {PARTS[part]: getattr(tables, PARTS[part]) * by for part, by in factor.items() if by != 1.0}
-    other = None if tables.other is None else _scaled(tables.other, tables.errors, normal)
+    other = tables.other
+    if other is not None:
+        other = replace(other, tables=_scaled(other.tables, tables.evidence.errors, normal))
     return replace(tables, **seconds, front=front, other=other)
 
 
 def hardware_note(deployment: Deployment) -> str:
     """Return what the roofline does not know of the hardware, a sentence; "" where costs have another source."""
     roofline = f"roofline of {deployment.model.name} on {deployment.gpu.name}"
-    source = deployment.cost.source
+    source = deployment.cost.evidence.source
     return roofline_note(deployment.gpu) if source.startswith(roofline) and "calibrated" not in source else ""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from lengthwise import catalog
 from lengthwise.cost.memory import shard_of
 from lengthwise.cost.operator_work import Operators, Work, kernels_of
-from lengthwise.schema.cost_tables import CostTables, Floats, Front, Ints, PartError, grid_axis
+from lengthwise.schema.cost_tables import CostEvidence, CostTables, Floats, Front, Ints, PartError, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, dtype_name
@@ -173,6 +173,7 @@ def roofline(
     context = grid_axis(max_model_len)
     batch = grid_axis(limits.max_num_seqs)
     cached = grid_axis(min(limits.max_num_seqs * max_model_len, LARGEST_KV_TOKENS))
+    errors = with_front_error(roofline_errors(model, gpu, ops.shard.weight_dtype), host.front)
     return CostTables(
         layer_s=_table(ops.layer, tokens),
         comm_s=_table(ops.all_reduces, tokens),
@@ -183,8 +184,7 @@ def roofline(
         prefill_s=_table(ops.prefill, chunk[:, None], context[None, :]),
         decode_s=_table(ops.decode, batch[:, None], cached[None, :]),
         stage_layers=np.array(ops.shard.layers, dtype=np.int64),
-        source=f"roofline of {model.name} on {gpu.name}",
-        errors=with_front_error(roofline_errors(model, gpu, ops.shard.weight_dtype), host.front),
+        evidence=CostEvidence(f"roofline of {model.name} on {gpu.name}", errors=errors),
         front=host.front,
     )
 
@@ -275,11 +275,12 @@ def with_host(tables: CostTables, host: str | HostOverhead, *, experts: bool = F
     if overhead is None:
         return tables
     label = f"host of {host}" if isinstance(host, str) else f"host of {overhead.step_s:g} s a step"
-    errors = tuple(PartError("host", HOST_LOG_SD) if e.part == "host" else e for e in tables.errors)
+    source = f"{tables.evidence.source}, {label}" if tables.evidence.source else label
+    errors = tuple(PartError("host", HOST_LOG_SD) if e.part == "host" else e for e in tables.evidence.errors)
+    errors = with_front_error(errors, overhead.front) if errors else ()
     return replace(
         tables,
         host_s=overhead.seconds(np.arange(len(tables.host_s))),
-        source=f"{tables.source}, {label}" if tables.source else label,
-        errors=with_front_error(errors, overhead.front) if errors else (),
+        evidence=replace(tables.evidence, source=source, errors=errors),
         front=overhead.front,
     )

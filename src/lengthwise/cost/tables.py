@@ -15,8 +15,18 @@ import numpy as np
 
 from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, provenance_shape, read_npz, refuse, write_npz
 from lengthwise.cost.vidur_format import ONCE_A_LAYER, vidur_tables
-from lengthwise.schema import cost_tables
-from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, CostTables, Front, PartError, Reach
+from lengthwise.schema.cost_tables import (
+    MERGED,
+    PER_REQUEST,
+    AttentionRule,
+    CostEvidence,
+    CostTables,
+    FitError,
+    Front,
+    OtherDegree,
+    PartError,
+    Reach,
+)
 from lengthwise.schema.errors import OutputError, ProfileError
 from lengthwise.schema.specs import ModelSpec
 
@@ -92,11 +102,9 @@ def check(tables: CostTables, where: str) -> None:  # noqa: C901, PLR0912 - one 
         raise ProfileError(f"{where}: front must be finite seconds from 0; it is {front}")
     if not 0 <= tables.masked_s < float("inf"):
         raise ProfileError(f"{where}: masked_s must be finite seconds from 0; it is {tables.masked_s}")
-    other, marks = tables.other, tables.stage_other
-    if (other is None) != (marks is None):
-        raise ProfileError(f"{where}: other and stage_other must be given together")
-    if other is None or marks is None:
+    if tables.other is None:
         return
+    other, marks = tables.other.tables, tables.other.stages
     if other.other is not None or other.rule != rule:
         raise ProfileError(f"{where}: other must have the same attention rule, and no other of its own")
     if marks.shape != stages.shape or not np.isin(marks, (0, 1)).all():
@@ -110,31 +118,36 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
     arrays: dict[str, Any] = {
         **{name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")},
         **{f"rule_{name}": getattr(rule, name) for name in ("kind", "step_tokens", "merge_factor")},
-        "source": tables.source,
+        **_evidence_arrays(tables.evidence),
         "format": FORMAT,
         "version": VERSION,
     }
-    if tables.fit:
-        names, medians, p95s = zip(*((f.operator, f.median, f.p95) for f in tables.fit), strict=True)
-        arrays |= {"fit_operator": names, "fit_median": medians, "fit_p95": p95s}
-    if tables.errors:
-        parts, log_sds = zip(*((e.part, e.log_sd) for e in tables.errors), strict=True)
-        arrays |= {"error_part": parts, "error_log_sd": log_sds}
-        slow = [np.nan if e.slow_log_sd is None else e.slow_log_sd for e in tables.errors]
-        arrays |= {} if np.isnan(slow).all() else {"error_slow_log_sd": slow}
-    reach = [getattr(tables.reach, name) for name in _REACH]
-    if any(largest is not None for largest in reach):
-        arrays["reach"] = [-1 if largest is None else largest for largest in reach]
     arrays |= {} if tables.beside_prompts is None else {"beside_prompts": tables.beside_prompts}
     arrays |= {} if front == Front() else {"front": [front.request_s, front.queue_s]}
     arrays |= {"masked_s": tables.masked_s} if tables.masked_s else {}
     if tables.other is not None:
-        arrays |= {f"{_OTHER}{name}": value for name, value in to_arrays(tables.other).items()}
-        arrays["stage_other"] = tables.stage_other
+        arrays |= {f"{_OTHER}{name}": value for name, value in to_arrays(tables.other.tables).items()}
+        arrays["stage_other"] = tables.other.stages
     return arrays
 
 
-def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C901 - one optional array after another
+def _evidence_arrays(evidence: CostEvidence) -> dict[str, Any]:
+    arrays: dict[str, Any] = {"source": evidence.source}
+    if evidence.fit:
+        names, medians, p95s = zip(*((f.operator, f.median, f.p95) for f in evidence.fit), strict=True)
+        arrays |= {"fit_operator": names, "fit_median": medians, "fit_p95": p95s}
+    if evidence.errors:
+        parts, log_sds = zip(*((e.part, e.log_sd) for e in evidence.errors), strict=True)
+        arrays |= {"error_part": parts, "error_log_sd": log_sds}
+        slow = [np.nan if e.slow_log_sd is None else e.slow_log_sd for e in evidence.errors]
+        arrays |= {} if np.isnan(slow).all() else {"error_slow_log_sd": slow}
+    reach = [getattr(evidence.reach, name) for name in _REACH]
+    if any(largest is not None for largest in reach):
+        arrays["reach"] = [-1 if largest is None else largest for largest in reach]
+    return arrays
+
+
+def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
     """Return the tables in the arrays of an npz, as ``load`` does; what an older file lacks stays unknown."""
     rule = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
     missing = {*_SECONDS, *rule, "stage_layers", "source", "format", "version"} - set(arrays)
@@ -145,16 +158,7 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C9
         raise ProfileError(f"{path} must be of version {VERSION}; {found}")
     values: dict[str, Any] = {name: np.ascontiguousarray(arrays[name], dtype=np.float64) for name in _SECONDS}
     try:
-        if "fit_operator" in arrays:
-            rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("operator", "median", "p95")), strict=True)
-            values["fit"] = tuple(cost_tables.FitError(*row) for row in rows)
-        if "error_part" in arrays:
-            log_sds = arrays["error_log_sd"].tolist()
-            slow = np.asarray(arrays.get("error_slow_log_sd", np.full(len(log_sds), np.nan))).tolist()
-            errors = zip(arrays["error_part"].tolist(), log_sds, slow, strict=True)
-            values["errors"] = tuple(PartError(p, sd, None if np.isnan(s) else s) for p, sd, s in errors)
-        if "reach" in arrays:
-            values["reach"] = _reach(arrays["reach"].tolist())
+        values["evidence"] = _evidence(arrays)
         if "front" in arrays:
             request_s, queue_s = map(float, arrays["front"].tolist())
             values["front"] = Front(request_s, queue_s)
@@ -167,17 +171,31 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C9
         values["beside_prompts"] = np.ascontiguousarray(arrays["beside_prompts"], dtype=np.float64)
     if "stage_other" in arrays:
         other = {name.removeprefix(_OTHER): arrays[name] for name in arrays if name.startswith(_OTHER)}
-        values["other"] = from_arrays(other, f"{path}: other")
-        values["stage_other"] = np.ascontiguousarray(arrays["stage_other"], dtype=np.int64)
+        stages = np.ascontiguousarray(arrays["stage_other"], dtype=np.int64)
+        values["other"] = OtherDegree(from_arrays(other, f"{path}: other"), stages)
     kind, step_tokens, merge_factor = (arrays[name] for name in rule)
     tables = CostTables(
         **values,
         stage_layers=np.ascontiguousarray(arrays["stage_layers"], dtype=np.int64),
-        rule=cost_tables.AttentionRule(int(kind), int(step_tokens), float(merge_factor)),
-        source=str(arrays["source"]),
+        rule=AttentionRule(int(kind), int(step_tokens), float(merge_factor)),
     )
     check(tables, path)
     return tables
+
+
+def _evidence(arrays: Mapping[str, Any]) -> CostEvidence:
+    values: dict[str, Any] = {}
+    if "fit_operator" in arrays:
+        rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("operator", "median", "p95")), strict=True)
+        values["fit"] = tuple(FitError(*row) for row in rows)
+    if "error_part" in arrays:
+        log_sds = arrays["error_log_sd"].tolist()
+        slow = np.asarray(arrays.get("error_slow_log_sd", np.full(len(log_sds), np.nan))).tolist()
+        errors = zip(arrays["error_part"].tolist(), log_sds, slow, strict=True)
+        values["errors"] = tuple(PartError(p, sd, None if np.isnan(s) else s) for p, sd, s in errors)
+    if "reach" in arrays:
+        values["reach"] = _reach(arrays["reach"].tolist())
+    return CostEvidence(str(arrays["source"]), **values)
 
 
 def _reach(saved: list[float]) -> Reach:

@@ -16,7 +16,7 @@ from lengthwise.cost import vidur_format as layout
 from lengthwise.cost.roofline_tables import LARGEST_KV_TOKENS
 from lengthwise.cost.tables import FitReport, OperatorFit, cache_path, cached, check
 from lengthwise.cost.vidur_format import ALL_REDUCE, CACHE_SAVE, DECODE, ONCE_A_LAYER, PREFILL, SECOND_NORM, SEND_RECV
-from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, Floats, grid_axis
+from lengthwise.schema.cost_tables import NOT_MEASURED, CostEvidence, CostTables, Floats, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
 from lengthwise.schema.specs import ModelSpec, NodeSpec
@@ -233,7 +233,7 @@ def monotone_tables(
         prefill_s=layout.seconds(prefill(chunk, context)),
         decode_s=layout.seconds(decode(seqs.astype(np.float64), mean_context)),
         stage_layers=np.array(stage_layers(model, pp), dtype=np.int64),
-        source=source,
+        evidence=CostEvidence(source),
     )
     fits = tuple(_cross_validated(name, sample) for name, sample in samples.items())
     return tables, FitReport("monotone", f"{FOLDS}-fold", fits)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lengthwise.cost.provenance import read_npz
-from lengthwise.schema.cost_tables import MERGED, AttentionRule, CostTables, Floats, Ints
+from lengthwise.schema.cost_tables import MERGED, AttentionRule, CostEvidence, CostTables, Floats, Ints
 from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.specs import ModelSpec, NodeSpec
@@ -73,7 +73,7 @@ def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, sou
         decode_s=seconds(ops[DECODE]),
         stage_layers=stage_layers,
         rule=AttentionRule(MERGED, CONTEXT_STEP_TOKENS, merge_factor),
-        source=source,
+        evidence=CostEvidence(source),
     )
 
 

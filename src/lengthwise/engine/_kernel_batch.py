@@ -183,7 +183,7 @@ def _may_preempt(S, r, waiting, key, k, attempts, now_s, preemption):
     )  # fmt: skip
     if gain != gain:  # noqa: PLR0124  NaN
         S.counters[0].problem = BAD_PREEMPTION
-        S.counters[0].problem_request = w.index
+        S.counters[0].problem_value = w.index
         return False
     return gain > 0
 

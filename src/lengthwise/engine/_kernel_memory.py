@@ -434,7 +434,7 @@ def blocks_to_admit(S, r, slot, chunk, memory):
     blocks = max(blocks, (minimum + params.block_size - 1) // params.block_size)
     if blocks > rep.free_blocks:
         S.counters[0].problem = BAD_MEMORY if rep.side == 0 else BAD_DECODE_MEMORY
-        S.counters[0].problem_request = blocks
+        S.counters[0].problem_value = blocks
         return -1
     return blocks
 

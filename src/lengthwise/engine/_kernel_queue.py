@@ -151,7 +151,7 @@ def key_of(S, function, now_s, q):
     )  # fmt: skip
     if key != key:  # noqa: PLR0124  NaN
         S.counters[0].problem = BAD_RANK
-        S.counters[0].problem_request = q.index
+        S.counters[0].problem_value = q.index
         return 0.0
     return key
 

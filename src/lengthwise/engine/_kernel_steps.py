@@ -380,7 +380,7 @@ def _queue_for_decode(S, D, r, slot, now_s, rank, router):
     to = router(q.index, a, b, D.decode_waiting, D.decode_running, D.decode_tokens)
     if to < 0 or to >= S.params[0].decode_replicas:
         S.counters[0].problem = BAD_DECODE_ROUTE
-        S.counters[0].problem_request = to
+        S.counters[0].problem_value = to
         return
     move_load(S, q, r, first + to)
     S.waiting[first + to] += 1

@@ -13,44 +13,110 @@ from lengthwise.engine.setup import Setup
 from lengthwise.engine.step_time import CostReader, StepCost
 
 
+@dataclass
+class Wait:
+    """A request's place in a queue, and how long it has waited.
+
+    Attributes:
+        since_s: Start of the current wait; None on a replica.
+        before_s: Seconds of the waits that have ended.
+        key: Key in the queue, as last ranked; the smallest is admitted first.
+        batch: Number of the batch that its bin became; 0: there are no bins.
+    """
+
+    since_s: float | None
+    before_s: float = 0.0
+    key: float = 0.0
+    batch: int = 0
+
+    def total_s(self, now_s: float) -> float:
+        """Return the seconds of all waits up to a time."""
+        return self.before_s + (0.0 if self.since_s is None else now_s - self.since_s)
+
+    def starvation_s(self, max_wait_s: float) -> float:
+        """Return when all waits add up to ``max_wait_s``; on a replica -inf if they do, else inf."""
+        if self.since_s is None:
+            return -math.inf if self.before_s >= max_wait_s else math.inf
+        return self.since_s + (max_wait_s - self.before_s)
+
+    def end(self, now_s: float) -> None:
+        """End the current wait."""
+        self.before_s, self.since_s = self.total_s(now_s), None
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The last admission of a request: its number among all, and the tokens that were generated before it."""
+
+    number: int = -1
+    generated: int = 0
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """The last eviction of a request: its number among all, and the blocks that it left in a prefix cache.
+
+    Attributes:
+        number: 0: it was never evicted.
+        cached_blocks: Full blocks of computed tokens.
+        mark: Blocks that the replica had released before the cached ones.
+        replica: Number of the replica.
+    """
+
+    number: int = 0
+    cached_blocks: int = 0
+    mark: int = 0
+    replica: int = -1
+
+
+@dataclass
+class Transfer:
+    """The move of a prefilled request to another replica: ``blocks`` wait on ``source`` to be fetched; 0: they were."""
+
+    source: Replica
+    blocks: int
+
+    def release(self) -> None:
+        """Free the blocks on their replica, unless that has happened."""
+        if self.blocks:
+            self.source.free += self.blocks
+            self.source.total_released += self.blocks
+            self.source.pending = True
+            self.blocks = 0
+
+
 @dataclass(eq=False)
 class Request:
-    """A request that has entered; see ``kernel_layout.slot_t``."""
+    """A request that has entered; see ``kernel_layout.slot_t``.
+
+    ``prefilled`` counts the context's computed tokens while it is not ``decoding``; ``swapped``: its cache is in host
+    memory. ``slot_index`` is its place among the idle residents of its replica.
+    """
 
     index: int
     arrival_s: float
     prompt: int
     output: int
-    priority: int
-    tenant: int
+    wait: Wait
     generated: int = 0
     prefilled: int = 0
-    blocks: int = 0
-    admission: int = -1
-    eviction: int = 0
-    slot_index: int = 0
     last_token_s: float | None = None
     decoding: bool = False
     swapped: bool = False
-    waiting: bool = True
-    queued_s: float = 0.0
-    queued_for_s: float = 0.0
-    charged_tokens: float = 0.0
-    batch: int = 0
-    generated_at_admission: int = 0
-    cached_blocks: int = 0
-    cached_mark: int = 0
-    cached_on: int = -1
-    key: float = 0.0
-    source: Replica | None = None
-    """Replica that prefilled the request, where ``transfer_blocks`` wait to be fetched; None: it does not move."""
-    transfer_blocks: int = 0
-    transfer_end_s: float = math.inf
+    blocks: int = 0
+    slot_index: int = 0
+    admission: Admission = Admission()
+    eviction: Eviction = Eviction()
+    transfer: Transfer | None = None
 
     @property
     def context(self) -> int:
         """Return the tokens that must be in the cache before the next one."""
         return self.prompt + self.generated
+
+    def queue_order(self) -> tuple[float, int]:
+        """Return the key of a queue; requests of equal rank go by their number."""
+        return self.wait.key, self.index
 
 
 @dataclass(eq=False)
@@ -86,6 +152,11 @@ class Queue:
     starvation_s: float = math.inf
 
     @property
+    def first(self) -> Request:
+        """Return the request that is admitted next."""
+        return min(self.waiting, key=Request.queue_order)
+
+    @property
     def length(self) -> int:
         """Return the number of requests that are not yet admitted."""
         return len(self.waiting) + sum(map(len, self.bins))
@@ -100,7 +171,7 @@ class Replica:
         idle: Residents that are not in flight.
         flights: Steps in the pipeline, the oldest first.
         round_steps: Last step of the micro-batch whose turns delimit rounds, and the steps that started after it.
-        incoming: Requests in transfer to this replica.
+        incoming: Requests in transfer to this replica, with the times at which they end.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -109,7 +180,7 @@ class Replica:
         self.cost = CostReader(setup.deployment.cost, by_stage=setup.first > 0)
         self.idle: list[Request] = []
         self.flights: list[Step] = []
-        self.incoming: list[Request] = []
+        self.incoming: dict[Request, float] = {}
         self.round_steps: list[Step] = []
         self.total_released = self.tokens = self.steps_since = self.finished_since = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
@@ -126,7 +197,7 @@ class Replica:
     def running(self) -> list[Request]:
         """Return the requests with memory and a slot on this replica, including those in transfer to it."""
         in_flight = [q for s in self.flights for q in (*s.decodes, *s.paused, *(p for p, _ in s.prompts))]
-        return self.idle + in_flight + self.incoming
+        return self.idle + in_flight + list(self.incoming)
 
     def count_gap(self, gap_s: float, count: int) -> None:
         """Count ``count`` tokens, each ``gap_s`` after the previous token of its request."""

@@ -54,35 +54,60 @@ class Limits:
 
 
 @dataclass(eq=False, slots=True)
-class BatchSequence:
-    """One output of a request.
+class SequenceOrder:
+    """Facts that order sequences: those that wait, and those that may be preempted.
 
     Attributes:
         number: Order of arrival; breaks ties.
         arrival_s: In engine time.
+        priority: The batch serves smaller ones first where its limits say ``by_priority``.
+        admission: Number of the last admission among all.
+        eviction: Number of the last eviction among all; 0: none.
+        slot_index: Number of the last return from a step with a part of the prompt.
+    """
+
+    number: int
+    arrival_s: float
+    priority: int = 0
+    admission: int = -1
+    eviction: int = 0
+    slot_index: int = 0
+
+    def in_queue(self, *, by_priority: bool) -> tuple[float, float, int]:
+        """Return the key of a waiting sequence; the smallest is admitted first."""
+        if by_priority:
+            return self.priority, self.arrival_s, self.number
+        return 0.0, -float(self.eviction) if self.eviction else self.arrival_s, self.number
+
+    def among_victims(self, *, by_priority: bool) -> tuple[float, float, int]:
+        """Return the key of an admitted sequence; the largest is preempted first."""
+        if by_priority:
+            return self.priority, self.arrival_s, self.slot_index
+        return 0.0, self.admission, self.slot_index
+
+
+@dataclass(eq=False, slots=True)
+class BatchSequence:
+    """One output of a request.
+
+    Attributes:
         output_tokens: Length of the output; None: ``on_token`` decides when the output ends.
         on_token: Called with the time of every token; returns True at the last one.
         on_finish: Called after the last token.
-        priority: The batch serves smaller ones first where its limits say ``by_priority``.
         generated: Tokens so far; without ``on_token`` see ``ContinuousBatch.generated``.
         prefilled: Tokens of the context that are computed, while the prompt is read.
         blocks: KV blocks in use while the prompt is read.
         state: "arriving", "waiting", "running", then "finished" or "aborted".
     """
 
-    number: int
-    arrival_s: float
+    order: SequenceOrder
     prompt_tokens: int
     output_tokens: int | None = None
     on_token: Callable[[float], bool] | None = None
     on_finish: Callable[[], None] | None = None
-    priority: int = 0
     generated: int = 0
     prefilled: int = 0
     blocks: int = 0
-    admission: int = -1
-    eviction: int = 0
-    slot_index: int = 0
     decoding: bool = False
     joined_step: int = 0
     last_step: int = 0
@@ -169,18 +194,18 @@ class ContinuousBatch:
         return q.generated + self.steps - q.joined_step + (self.step.passed(now_s) if self.step else 0)
 
     def enter(self, q: BatchSequence) -> None:
-        """Let a request arrive at its ``arrival_s``, which is not before earlier arrivals."""
+        """Let a request arrive at its ``order.arrival_s``, which is not before earlier arrivals."""
         self._arriving.append(q)
 
     def next_s(self) -> float:
         """Return the time of the next event; inf: nothing is to be done."""
         step_s = self.step.end_s if self.step else math.inf
-        return min(step_s, self._arriving[0].arrival_s) if self._arriving else step_s
+        return min(step_s, self._arriving[0].order.arrival_s) if self._arriving else step_s
 
     def advance(self, until_s: float) -> None:
         """Process all events up to a time in order; at one instant arrivals come before the end of a step."""
         while (now_s := self.next_s()) <= until_s and now_s < math.inf:
-            while self._arriving and self._arriving[0].arrival_s <= now_s:
+            while self._arriving and self._arriving[0].order.arrival_s <= now_s:
                 self._cut(now_s)
                 self._wait(self._arriving.popleft())
             if self.step and self.step.end_s <= now_s:
@@ -205,17 +230,10 @@ class ContinuousBatch:
 
     def _wait(self, q: BatchSequence) -> None:
         q.state = "waiting"
-        insort(self.waiting, q, key=self._order)
-
-    def _order(self, q: BatchSequence) -> tuple[float, float, int]:
-        if self.limits.by_priority:
-            return q.priority, q.arrival_s, q.number
-        return 0.0, -float(q.eviction) if q.eviction else q.arrival_s, q.number
+        insort(self.waiting, q, key=lambda q: q.order.in_queue(by_priority=self.limits.by_priority))
 
     def _victim_order(self, q: BatchSequence) -> tuple[float, float, int]:
-        if self.limits.by_priority:
-            return q.priority, q.arrival_s, q.slot_index
-        return 0.0, q.admission, q.slot_index
+        return q.order.among_victims(by_priority=self.limits.by_priority)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_size)
@@ -242,7 +260,7 @@ class ContinuousBatch:
         evictions, prompts = self.preemptions, list[tuple[BatchSequence, int]]()
         self._grow_decodes()
         left = max(0, self.limits.max_num_batched_tokens - len(self._decodes))
-        for q in sorted(self._prefilling, key=lambda q: q.admission):
+        for q in sorted(self._prefilling, key=lambda q: q.order.admission):
             chunk = min(q.context - q.prefilled, left)
             if chunk <= 0:
                 break
@@ -263,7 +281,7 @@ class ContinuousBatch:
             q.blocks = self._blocks(chunk)
             self.free_blocks -= q.blocks
             self._admissions += 1
-            q.admission, q.state = self._admissions, "running"
+            q.order.admission, q.state = self._admissions, "running"
             prompts.append((q, chunk))
             left -= chunk
             running += 1
@@ -302,7 +320,7 @@ class ContinuousBatch:
         self._remove(q)
         self.preemptions += 1
         q.preemptions += 1
-        q.eviction, q.prefilled = self.preemptions, 0
+        q.order.eviction, q.prefilled = self.preemptions, 0
         self._wait(q)
 
     def _steps_until_change(self) -> int:
@@ -361,7 +379,7 @@ class ContinuousBatch:
             q.prefilled += chunk
             self._prefilling.append(q)
             self._next_slot_index += 1
-            q.slot_index = self._next_slot_index
+            q.order.slot_index = self._next_slot_index
             if q.prefilled == q.context:
                 self._start_decoding(q, now_s)
 
@@ -384,7 +402,7 @@ class ContinuousBatch:
         if q.on_token is None:
             assert q.output_tokens is not None
             q.last_step = self.steps + q.output_tokens - q.generated
-            heapq.heappush(self._ends, (q.last_step, q.slot_index, q))
+            heapq.heappush(self._ends, (q.last_step, q.order.slot_index, q))
 
     def _is_end(self, last_step: int, _: int, q: BatchSequence) -> bool:
         """Return whether an entry of ``_ends`` still holds: the sequence may have left since."""
@@ -459,7 +477,8 @@ class ClockedBatch:
         priority: int = 0,
     ) -> BatchSequence:
         """Let a request arrive now."""
-        q = BatchSequence(self._entered, self.now_s(), prompt_tokens, output_tokens, on_token, on_finish, priority)
+        order = SequenceOrder(self._entered, self.now_s(), priority)
+        q = BatchSequence(order, prompt_tokens, output_tokens, on_token, on_finish)
         self._entered += 1
         self.batch.enter(q)
         self._arm()

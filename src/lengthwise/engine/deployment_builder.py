@@ -132,7 +132,7 @@ def _tables(
             path, model, gpu.name, parallel, limits, max_model_len, node=node, estimator=_ESTIMATORS[kind]
         )
         fit = tuple(FitError(o.name, o.median_error, o.p95_error) for o in report.operators)
-        return replace(tables, fit=fit)
+        return replace(tables, evidence=replace(tables.evidence, fit=fit))
     raise UnknownNameError("cost source", source, COST_SOURCES)
 
 

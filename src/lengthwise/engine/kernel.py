@@ -117,7 +117,7 @@ def _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
             r = router(i, S.draws[i, 0], S.draws[i, 1], D.prefill_waiting, D.prefill_running, D.prefill_tokens)
             if r < 0 or r >= params.replicas:
                 counters.problem = BAD_ROUTE
-                counters.problem_request = r
+                counters.problem_value = r
                 return
             S.waiting[r] += 1
             S.tokens[r] += outstanding(S.prompt[i], S.predicted[i])
@@ -197,7 +197,7 @@ def _add_to_bin(S, q, now_s, slot, rank, binning):
     number = binning(S.predicted[request.index], S.prompt[request.index])
     if number < 0 or number >= params.bins:
         S.counters[0].problem = BAD_BIN
-        S.counters[0].problem_request = number
+        S.counters[0].problem_value = number
         return
     b = q * params.bins + number
     S.bin_slot[b, S.bin_count[b]] = slot
@@ -289,7 +289,7 @@ def _first_blocked(S):
             first = min(first, S.slots[S.partials[r, i]].index)
         for i in range(S.groups[S.replicas[r].idle].members):
             first = min(first, S.slots[member(S, S.replicas[r].idle, i)].index)
-    S.counters[0].problem_request = first
+    S.counters[0].problem_value = first
     return OK if first == len(S.results) else BLOCKED
 
 

@@ -72,7 +72,7 @@ result_t = np.dtype(
 counter_t = _record(
     """
     slots free_slots next released admissions evictions slot_indices step_rows gap_rows pool_top events problem
-    problem_request batches ready
+    problem_value batches ready
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
 )

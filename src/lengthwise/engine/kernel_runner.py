@@ -132,13 +132,14 @@ def new_state(setup: Setup, log_rows: int) -> State:
     queue_rows["deadline_s"] = queue_rows["starvation_s"] = np.inf
     queue_rows["room"] = n if queues == 1 else 0
     none, dependents = np.zeros(1, np.int64), setup.dependents
+    other, stage_other = _other(cost)
     return State(
         params=_param_rows(setup),
         counters=counters,
         work=_rows(kernel_layout.work_t, 1),
         cost=pack(cost),
-        other=pack(cost.other or cost),
-        stage_other=_stage_other(cost),
+        other=other,
+        stage_other=stage_other,
         slots=_rows(kernel_layout.slot_t, n),
         free_slots=np.empty(n, np.int64),
         replicas=_replica_rows(setup),
@@ -203,7 +204,7 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
         return DecodeState(state.cost, state.other, state.stage_other, state.draws, np.zeros(1, np.int64), *views)
     cost = remote.deployment.cost
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
-    return DecodeState(pack(cost), pack(cost.other or cost), _stage_other(cost), remote.columns.draws, slot_of, *views)
+    return DecodeState(pack(cost), *_other(cost), remote.columns.draws, slot_of, *views)
 
 
 def _param_rows(setup: Setup) -> Array:
@@ -247,10 +248,11 @@ def _stride(setup: Setup) -> int:
     return max(max(side.params.max_in_flight, side.params.pp) for side in setup.sides)
 
 
-def _stage_other(cost: CostTables) -> Array:
+def _other(cost: CostTables) -> tuple[PackedCost, Array]:
+    """Return the costs of the stages of another degree, and 1 for each of those stages."""
     if cost.other is None:
-        return np.zeros(len(cost.stage_layers), np.int64)
-    return np.array(cost.stage_other, np.int64)
+        return pack(cost), np.zeros(len(cost.stage_layers), np.int64)
+    return pack(cost.other.tables), np.array(cost.other.stages, np.int64)
 
 
 def _rows(dtype: np.dtype[Any], count: int) -> Array:
@@ -320,7 +322,7 @@ def run_kernel(setup: Setup, log_rows: int) -> Outcome:
         raise policy_raised(setup, error) from error
     counters = state.counters[0]
     if code != kernel_layout.OK:
-        raise error_of(code, setup, int(counters["problem_request"]))
+        raise error_of(code, setup, int(counters["problem_value"]))
     _count_unfinished(state)
     if state.params[0]["has_dependents"]:
         never_sent = (state.parents_left > 0) & (state.results["status"] == Status.UNFINISHED)

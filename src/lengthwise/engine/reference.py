@@ -13,9 +13,9 @@ from collections import Counter
 import numpy as np
 
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._reference_state import Queue, Replica, Request, Step
+from lengthwise.engine._reference_state import Admission, Eviction, Queue, Replica, Request, Step, Transfer, Wait
 from lengthwise.engine.outcome import Outcome, run_end_s
-from lengthwise.engine.setup import Setup, error_of
+from lengthwise.engine.setup import Function, Setup, error_of
 from lengthwise.policy import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
@@ -90,7 +90,7 @@ class Reference:
             self._complete_expired_bins(now)
             while any(self._end_step(rep, now) for rep in self.replicas):
                 self._handle_arrivals(now)
-            ends = [(q.index, q, rep) for rep in self.remote for q in rep.incoming if q.transfer_end_s == now]
+            ends = [(q.index, q, rep) for rep in self.remote for q, end_s in rep.incoming.items() if end_s == now]
             for _, q, rep in sorted(ends, key=lambda end: end[0]):
                 self._receive(rep, q)
                 rep.pending = True
@@ -101,7 +101,7 @@ class Reference:
         for rep in self.replicas:
             for q in (*rep.running, *rep.queue.waiting):
                 self.results[q.index]["output_tokens"] = self._output_tokens(q)
-                self.results[q.index]["queued_for_s"] = q.queued_for_s
+                self.results[q.index]["queued_for_s"] = q.wait.before_s
         for i, row in enumerate(self.results):
             if self.parents_left[i] > 0 and row["status"] == Status.UNFINISHED:
                 self.arrival_s[i] = math.nan
@@ -126,7 +126,7 @@ class Reference:
     def _next_event(self) -> float:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
         bins = [self._bin_deadline_s(b) for queue in self.queues for b in queue.bins]
-        transfers = [q.transfer_end_s for rep in self.remote for q in rep.incoming]
+        transfers = [end_s for rep in self.remote for end_s in rep.incoming.values()]
         return float(min([self.entry_s, *ends, *bins, *transfers]))
 
     def _next_sent(self) -> int | None:
@@ -156,11 +156,8 @@ class Reference:
                 self.next += 1
             self.front_free_s = self._front_free_s(i)
             self._to_front()
-            tenant = int(columns.tenant[i]) if params.tracks_service else 0
-            q = Request(
-                i, float(self.arrival_s[i]), int(columns.prompt[i]), int(columns.output[i]), int(columns.priority[i]),
-                tenant,
-            )  # fmt: skip
+            arrival_s = float(self.arrival_s[i])
+            q = Request(i, arrival_s, int(columns.prompt[i]), int(columns.output[i]), Wait(arrival_s))
             rejection = self._rejection(q)
             if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
@@ -172,10 +169,7 @@ class Reference:
                 rep = self._route(self.s, self.local, q)
                 self._move_load(rep, q)
             if params.tracks_service:
-                if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
-                    others = [v for v, count in zip(self.service, self.backlog, strict=True) if count > 0]
-                    self.service[tenant] = max(self.service[tenant], min(others) if others else self.last_service)
-                self.backlog[tenant] += 1
+                self._join_backlog(self.s.tenant(i))
             self._add_to_bin_or_queue(rep.queue, q, now)
 
     def _rejection(self, q: Request) -> Rejection:
@@ -220,9 +214,8 @@ class Reference:
 
     def _add_to_bin_or_queue(self, queue: Queue, q: Request, now: float) -> None:
         """Add the request to the queue, or to a bin that becomes a batch when it is full."""
-        q.queued_s = q.arrival_s
         if self.s.params.bins == 0:
-            self._enqueue(queue, q, now, entered=True)
+            self._enqueue(queue, q, now)
             return
         columns = self.s.columns
         number = self.s.functions.binning(float(columns.predicted[q.index]), int(columns.prompt[q.index]))
@@ -237,8 +230,8 @@ class Reference:
         self.batches += 1
         batch, queue.bins[number] = queue.bins[number], []
         for q in batch:
-            q.batch = self.batches
-            self._enqueue(queue, q, now, entered=True)
+            q.wait.batch = self.batches
+            self._enqueue(queue, q, now)
         for rep in self.replicas:
             rep.pending = rep.pending or (rep.queue is queue and not self.s.params.central_queue)
 
@@ -297,7 +290,7 @@ class Reference:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
         elif self.s.remote and rep in self.local:  # Its cache remains here until it has been fetched.
-            q.source, q.transfer_blocks, q.blocks = rep, q.blocks, 0
+            q.transfer, q.blocks = Transfer(rep, q.blocks), 0
             to = self._route(self.s.remote, self.remote, q)
             self._move_load(to, q)
             self._enqueue(to.queue, q, now)
@@ -313,20 +306,28 @@ class Reference:
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
         rep.free += q.blocks
         rep.total_released += q.blocks
-        if q.transfer_blocks:
-            self._release_transfer_blocks(q)
+        if q.transfer:
+            q.transfer.release()
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._output_tokens(q)
-        self.results[q.index]["queued_for_s"] = q.queued_for_s + (now - q.queued_s if q.waiting else 0.0)
+        self.results[q.index]["queued_for_s"] = q.wait.total_s(now)
         rep.finished_since += 1
         if not self.s.params.central_queue:
             self.load.pop(q.index).tokens -= self.s.outstanding(q.index)
         if self.s.params.tracks_service:
-            if q.admission >= 0:  # Charge the actual output instead of the predicted one.
-                self.service[q.tenant] += SERVICE_OUTPUT_WEIGHT * (self._output_tokens(q) - q.charged_tokens)
+            tenant = self.s.tenant(q.index)
+            if q.admission.number >= 0:  # Charge the actual output instead of the predicted one.
+                more = self._output_tokens(q) - float(self.s.columns.predicted[q.index])
+                self.service[tenant] += SERVICE_OUTPUT_WEIGHT * more
             else:
-                self._leave_backlog(q.tenant)
+                self._leave_backlog(tenant)
         self._send_next(q.index, status, now)
+
+    def _join_backlog(self, tenant: int) -> None:
+        if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
+            others = [v for v, count in zip(self.service, self.backlog, strict=True) if count > 0]
+            self.service[tenant] = max(self.service[tenant], min(others) if others else self.last_service)
+        self.backlog[tenant] += 1
 
     def _leave_backlog(self, tenant: int) -> None:
         self.backlog[tenant] -= 1
@@ -453,10 +454,10 @@ class Reference:
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_window
         if not (params.preempts and check and rep.queue.waiting):
             return
-        candidates = [q for q in rep.idle if q.generated > q.generated_at_admission]
+        candidates = [q for q in rep.idle if q.generated > q.admission.generated]
         running = sorted((self._rank_key(q), q.slot_index, q) for q in candidates)
         free_slots, free, left = params.max_num_seqs - len(rep.running), rep.free, len(running)
-        for w in sorted(rep.queue.waiting, key=lambda q: (q.key, q.index))[: params.max_num_seqs]:
+        for w in sorted(rep.queue.waiting, key=Request.queue_order)[: params.max_num_seqs]:
             k, room, slots = left, free, free_slots
             while not (slots > 0 and (blocks := self._blocks_to_enter(w, room, slots)) >= 0):
                 if k == 0 or not self._may_preempt(rep, w, running[k - 1][0], running[k - 1][2]):
@@ -480,7 +481,7 @@ class Reference:
 
     def _may_preempt(self, rep: Replica, w: Request, key: float, q: Request) -> bool:
         """Return whether waiting ``w`` may preempt running ``q``, whose key is given."""
-        if not w.key < key:
+        if not w.wait.key < key:
             return False
         decodes = [d for d in rep.idle if d.decoding]
         kv_tokens = sum(d.context for d in decodes)
@@ -488,10 +489,9 @@ class Reference:
         swaps = rep.s.params.swap and q.decoding
         swap_s = 2 * q.blocks * rep.s.params.swap_s_per_block if swaps else None
         gain: float = self.s.functions.preemption(
-            w.key, key, self.s.remaining(w), self.s.remaining(q), q.generated,
+            w.wait.key, key, self.s.remaining(w), self.s.remaining(q), q.generated,
             rep.cost.recompute_steps(tokens, swap_s, len(decodes), kv_tokens), len(rep.running),
-            len(rep.queue.waiting), w.queued_for_s + (self.now_s - w.queued_s),
-            int(self.results[q.index]["preemptions"]),
+            len(rep.queue.waiting), w.wait.total_s(self.now_s), int(self.results[q.index]["preemptions"]),
         )  # fmt: skip
         if math.isnan(gain):
             raise error_of(kernel_layout.BAD_PREEMPTION, self.s, w.index)
@@ -499,12 +499,11 @@ class Reference:
 
     def _rank_key(self, q: Request) -> float:
         """Return the key in the queue: requests that have waited ``max_wait_s`` precede all others."""
-        params = self.s.params
-        late = self._starvation_s(q) <= self.now_s if q.waiting else q.queued_for_s >= params.max_wait_s
-        return -math.inf if late else self.s.key(self.s.functions.rank, self.now_s, q, self.service[q.tenant])
+        late = q.wait.starvation_s(self.s.params.max_wait_s) <= self.now_s
+        return -math.inf if late else self._key(self.s.functions.rank, q)
 
-    def _starvation_s(self, q: Request) -> float:
-        return q.queued_s + (self.s.params.max_wait_s - q.queued_for_s)
+    def _key(self, function: Function, q: Request) -> float:
+        return self.s.key(function, self.now_s, q, self.service[self.s.tenant(q.index)])
 
     def _update_ranks(self, queue: Queue) -> None:
         """Rank the requests of a queue again where time has changed their keys."""
@@ -517,22 +516,21 @@ class Reference:
                 self._request_preemption_check(queue)
 
     def _set_key(self, queue: Queue, q: Request) -> None:
-        q.key = self._rank_key(q)
-        if (starvation_s := self._starvation_s(q)) > self.now_s:
+        q.wait.key = self._rank_key(q)
+        if (starvation_s := q.wait.starvation_s(self.s.params.max_wait_s)) > self.now_s:
             queue.starvation_s = min(queue.starvation_s, starvation_s)
 
     def _request_preemption_check(self, queue: Queue) -> None:
         for rep in self.replicas:
             rep.check_preemption = rep.check_preemption or rep.queue is queue
 
-    def _enqueue(self, queue: Queue, q: Request, now: float, *, entered: bool = False) -> None:
+    def _enqueue(self, queue: Queue, q: Request, now: float) -> None:
         """Add a request by its rank; one that enters has waited since it was sent, others wait from now on."""
-        q.waiting = True
-        if not entered:
-            q.queued_s = now
+        if q.wait.since_s is None:
+            q.wait.since_s = now
         self._set_key(queue, q)
         queue.waiting.append(q)
-        if q is min(queue.waiting, key=lambda q: (q.key, q.index)):
+        if q is queue.first:
             self._request_preemption_check(queue)
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
@@ -551,7 +549,7 @@ class Reference:
                     step.decodes.append(q)
 
     def _continue_prompts(self, rep: Replica, step: Step, prompt_tokens: int) -> None:
-        for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission):
+        for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission.number):
             chunk = min(q.context - q.prefilled, prompt_tokens - step.prompt_tokens)
             if step.seqs == rep.s.params.max_step_seqs or chunk <= 0:
                 return
@@ -578,14 +576,16 @@ class Reference:
         return True
 
     def _victim_order(self, q: Request) -> tuple[float, int]:
-        return self.s.key(self.s.functions.victim, self.now_s, q, self.service[q.tenant]), q.slot_index
+        return self._key(self.s.functions.victim, q), q.slot_index
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params
         rep.idle.remove(q)
+        self.evictions += 1
+        q.eviction = Eviction(self.evictions)
         if params.prefix_caching:
-            q.cached_blocks = (q.context - 1 if q.decoding else q.prefilled) // params.block_size
-            q.cached_mark, q.cached_on = rep.total_released + q.blocks - q.cached_blocks, rep.number
+            cached = (q.context - 1 if q.decoding else q.prefilled) // params.block_size
+            q.eviction = Eviction(self.evictions, cached, rep.total_released + q.blocks - cached, rep.number)
         rep.free += q.blocks
         rep.total_released += q.blocks
         step.evicted = True
@@ -599,12 +599,10 @@ class Reference:
                 q.output = total - q.prompt
             q.decoding, q.prefilled = False, 0
         q.blocks = 0
-        self.evictions += 1
-        q.eviction = self.evictions
         self.results[q.index]["preemptions"] += 1
         to = rep
-        if q.source is not None and not q.swapped:  # Its prompt is recomputed on a replica that prefills.
-            to = q.source
+        if q.transfer and not q.swapped:  # Its prompt is recomputed on a replica that prefills.
+            to = q.transfer.source
             self._move_load(to, q)
         self._enqueue(to.queue, q, self.now_s)
 
@@ -616,9 +614,9 @@ class Reference:
             and len(rep.running) + step.seqs < params.max_num_seqs
             and step.seqs < params.max_step_seqs
         ):
-            q = min(rep.queue.waiting, key=lambda q: (q.key, q.index))
-            # A request with ``transfer_blocks`` enters by a transfer, not with a step.
-            if q.transfer_blocks or (admitted > 0 and q.batch != batch and flags & ONE_BATCH):
+            q = rep.queue.first
+            # A request whose blocks wait on another replica enters by a transfer, not with a step.
+            if (q.transfer and q.transfer.blocks) or (admitted > 0 and q.wait.batch != batch and flags & ONE_BATCH):
                 return
             cached = self._cached_tokens(rep, q, flags)
             chunk = 1 if q.swapped else self._chunk(step, q, prompt_tokens, flags, cached)
@@ -629,22 +627,26 @@ class Reference:
             blocks = self._blocks_to_admit(rep, step, q, cached + chunk)
             if blocks < 0:
                 return
-            rep.queue.waiting.remove(q)
-            rep.free -= blocks
+            is_first = q.admission.number < 0
+            self._leave_queue(rep, q, blocks)
             rep.total_released -= cached // params.block_size
-            q.cached_blocks, q.prefilled = 0, cached or q.prefilled
-            q.blocks = blocks
-            if q.admission < 0 and params.tracks_service:
-                q.charged_tokens = float(self.s.columns.predicted[q.index])
-                self.service[q.tenant] += q.prompt + SERVICE_OUTPUT_WEIGHT * q.charged_tokens
-                self._leave_backlog(q.tenant)
+            q.prefilled = cached or q.prefilled
+            if is_first and params.tracks_service:
+                tenant = self.s.tenant(q.index)
+                self.service[tenant] += q.prompt + SERVICE_OUTPUT_WEIGHT * float(self.s.columns.predicted[q.index])
+                self._leave_backlog(tenant)
                 self._update_ranks(rep.queue)
-            self.admissions += 1
-            admitted += 1
-            q.admission, batch = self.admissions, q.batch
-            q.generated_at_admission = q.generated
-            q.waiting, q.queued_for_s = False, q.queued_for_s + (self.now_s - q.queued_s)
+            admitted, batch = admitted + 1, q.wait.batch
             self._place(rep, step, q, chunk)
+
+    def _leave_queue(self, rep: Replica, q: Request, blocks: int) -> None:
+        """Let a waiting request enter a replica, which gives it blocks."""
+        rep.queue.waiting.remove(q)
+        rep.free -= blocks
+        q.blocks = blocks
+        self.admissions += 1
+        q.admission = Admission(self.admissions, q.generated)
+        q.wait.end(self.now_s)
 
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
         """Add an admitted request to the step, or to the idle residents if it is swapped in."""
@@ -664,19 +666,18 @@ class Reference:
 
         Blocks are reused in the order in which they were freed, those of a request's end before those of its start.
         """
-        params = rep.s.params
-        same = params.prefix_caching and q.cached_on == rep.number
-        if not same or not q.cached_blocks or q.swapped or not flags & CHUNKED:
+        left = q.eviction
+        if left.replica != rep.number or not left.cached_blocks or q.swapped or not flags & CHUNKED:
             return 0
-        reused = max(0, rep.total_released - rep.free - q.cached_mark)
-        return max(0, q.cached_blocks - reused) * params.block_size
+        reused = max(0, rep.total_released - rep.free - left.mark)
+        return max(0, left.cached_blocks - reused) * rep.s.params.block_size
 
     def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int, cached: int = 0) -> int:
         """Return the tokens of the prompt, beyond the cached ones, that fit in the step; 0: it must wait."""
         left = prompt_tokens - step.prompt_tokens
         if flags & CHUNKED:
             return min(q.context - cached, left)
-        if not step.prompts and q.eviction > 0:
+        if not step.prompts and q.eviction.number > 0:
             return q.context
         if flags & PADDED:
             longest = max([q.context, *(chunk for _, chunk in step.prompts)])
@@ -731,40 +732,26 @@ class Reference:
         if len(rep.running) < max_num_seqs:
             self._update_ranks(rep.queue)
         while rep.queue.waiting and len(rep.running) < max_num_seqs:
-            q = min(rep.queue.waiting, key=lambda q: (q.key, q.index))
-            if not q.transfer_blocks:  # Swapped out: it returns with a step.
+            q = rep.queue.first
+            if not (q.transfer and q.transfer.blocks):  # Swapped out: it returns with a step.
                 return
             blocks = self._blocks_to_admit(rep, Step(now), q, q.context)
             if blocks < 0:
                 return
-            rep.queue.waiting.remove(q)
-            rep.free -= blocks
-            q.blocks = blocks
-            self.admissions += 1
-            q.admission, q.generated_at_admission = self.admissions, q.generated
-            q.waiting, q.queued_for_s = False, q.queued_for_s + (now - q.queued_s)
+            self._leave_queue(rep, q, blocks)
             self.results[q.index]["replica"] = rep.number
-            transfer, source = rep.s.kv_transfer, q.source
-            assert source is not None
-            duration_s = transfer.fixed_s + (q.context - 1) * transfer.token_s
-            q.transfer_end_s = now + duration_s
-            if transfer.one_at_a_time:
-                q.transfer_end_s = max(now, source.sends_until_s, rep.receives_until_s) + duration_s
-                source.sends_until_s = rep.receives_until_s = q.transfer_end_s
-            rep.incoming.append(q)
-            if q.transfer_end_s <= now:
+            link, source = rep.s.kv_transfer, q.transfer.source
+            duration_s = link.fixed_s + (q.context - 1) * link.token_s
+            end_s = now + duration_s
+            if link.one_at_a_time:
+                end_s = max(now, source.sends_until_s, rep.receives_until_s) + duration_s
+                source.sends_until_s = rep.receives_until_s = end_s
+            rep.incoming[q] = end_s
+            if end_s <= now:
                 self._receive(rep, q)
 
     def _receive(self, rep: Replica, q: Request) -> None:
-        rep.incoming.remove(q)
-        self._release_transfer_blocks(q)
+        del rep.incoming[q]
+        if q.transfer:
+            q.transfer.release()
         self._to_idle(rep, q)
-
-    def _release_transfer_blocks(self, q: Request) -> None:
-        """Free the blocks of a request on the replica where it was prefilled."""
-        source = q.source
-        assert source is not None
-        source.free += q.transfer_blocks
-        source.total_released += q.transfer_blocks
-        source.pending = True
-        q.transfer_blocks = 0

@@ -179,6 +179,10 @@ class Setup:
         n = len(self.columns.prompt)
         return min(self.concurrency, n) if self.params.closed_loop else n
 
+    def tenant(self, i: int) -> int:
+        """Return the tenant whose service request ``i`` adds to; 0 where none is counted."""
+        return int(self.columns.tenant[i]) if self.params.tracks_service else 0
+
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that ``tokens`` need."""
         return -(-tokens // self.params.block_size)
@@ -210,8 +214,8 @@ class Setup:
         predicted, index = self.predicted_at(q.index, q.generated)
         key: float = function(
             now_s, q.arrival_s, q.prompt, q.generated, predicted, max(1.0, predicted - q.generated), index,
-            q.queued_for_s + (now_s - q.queued_s if q.waiting else 0.0), q.priority, q.admission, q.eviction,
-            service, q.batch,
+            q.wait.total_s(now_s), int(self.columns.priority[q.index]), q.admission.number, q.eviction.number, service,
+            q.wait.batch,
         )  # fmt: skip
         if math.isnan(key):
             raise error_of(kernel_layout.BAD_RANK, self, q.index)

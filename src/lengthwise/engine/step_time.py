@@ -51,7 +51,7 @@ class CostReader:
         self._cost = cost
         self._by_stage = by_stage
         self._axis = [grid_value(i) for i in range(max(*cost.prefill_s.shape, *cost.decode_s.shape))]
-        self._other = None if cost.other is None else CostReader(cost.other)
+        self._other = None if cost.other is None else CostReader(cost.other.tables)
 
     def step(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]], swap_s: float = 0.0) -> StepCost:
         """Return the cost of ``decodes`` decodes over ``kv_tokens`` and of ``prompts`` (chunk, context before it)."""
@@ -60,8 +60,8 @@ class CostReader:
             other = self._other._layer_cost(decodes, kv_tokens, prompts)  # noqa: SLF001
         cost, layers = self._cost, [float(n) for n in self._cost.stage_layers]
         last, marks = len(layers) - 1, [0] * len(layers)
-        if self._other is not None and cost.stage_other is not None:
-            marks = cost.stage_other.tolist()
+        if cost.other is not None:
+            marks = cost.other.stages.tolist()
         by_stage = [other if mark else one for mark in marks]
         stages = []
         for p, (n, read) in enumerate(zip(layers, by_stage, strict=True)):

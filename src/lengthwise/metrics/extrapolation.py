@@ -64,7 +64,7 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]
     each other prompt belong to the longest chunk, KV tokens fill the blocks in use, and the longest prompts are those
     split. Runs without steps use means over bins of time, and for tokens and chunks the engine's limits.
     """
-    reach, r = deployment.cost.reach, records.requests
+    reach, r = deployment.cost.evidence.reach, records.requests
     served = np.isfinite(r.scheduled_s)
     context = (r.prompt_tokens + r.output_tokens)[served]
     longest = int(context.max(initial=0))

@@ -61,7 +61,7 @@ def write_json(path: Path | str, results: list[Result]) -> None:
 def _result(result: Result) -> dict[str, Any]:
     model_error = None
     if result.model_draws and result.deployment is not None:
-        errors = [dataclasses.asdict(error) for error in result.deployment.cost.errors]
+        errors = [dataclasses.asdict(error) for error in result.deployment.cost.evidence.errors]
         parts = [{key: value for key, value in part.items() if value is not None} for part in errors]
         model_error = {"level": result.summary.model_level, "draws": result.model_draws, "parts": parts}
     return {
@@ -96,7 +96,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "kv_blocks": deployment.kv.num_blocks,
         "block_size_tokens": deployment.kv.block_size,
         "price_per_hour_usd": deployment.price_per_hour_usd,
-        "cost_source": deployment.cost.source,
+        "cost_source": deployment.cost.evidence.source,
     }
     decode, decode_axes = deployment.decode, ("batching", "memory", "preemption_mode", "router")
     if decode is not None:  # prefill and decode are disaggregated

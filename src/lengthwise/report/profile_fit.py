@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from lengthwise.cost import FitReport
-from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.cost_tables import CostEvidence
 
 REGIONS = ("inside", "small", "medium", "large", "out_of_range")
 _DECIMAL_BELOW = 0.02  # percentages of at least this share are printed without decimals
@@ -40,18 +40,18 @@ def _cell(fit: Any) -> str:
     return f"{fit.median_error:.1%} ({fit.p95_error:.{digits}%})"
 
 
-def fit_json(tp: int, tables: CostTables, report: FitReport, path: Path | None) -> dict[str, Any]:
+def fit_json(tp: int, evidence: CostEvidence, report: FitReport, path: Path | None) -> dict[str, Any]:
     """Return a fit as JSON values under stable keys; ``path`` is the file of its tables."""
     return {
         "tp": tp,
         "file": str(path) if path else None,
-        "source": tables.source,
+        "source": evidence.source,
         "estimator": report.estimator,
         "method": report.method,
         "picked": dict(report.picked),
         "compared": [asdict(fit) for fit in report.compared],
         "filled": list(report.filled),
         "notes": list(report.notes),
-        "errors": {error.part: error.log_sd for error in tables.errors},
-        "reach": asdict(tables.reach),
+        "errors": {error.part: error.log_sd for error in evidence.errors},
+        "reach": asdict(evidence.reach),
     }

@@ -20,7 +20,7 @@ from lengthwise.schedule.controls import Controls, Layout, Stage, Strategy, rra_
 from lengthwise.schedule.estimation import Estimator, Reason, resident_batches
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.stage_costs import Setting, cache_bytes_per_token, stage_bytes, stage_kinds
-from lengthwise.schema.cost_tables import Front
+from lengthwise.schema.cost_tables import Front, OtherDegree
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, KVTransfer, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
@@ -347,7 +347,7 @@ def _pipeline_deployment(
     single = np.array([int(stage.tp != degree) for stage in stages])
     cost = replace(setting.tables[degree], stage_layers=np.array([stage.layers for stage in stages]))
     if single.any():
-        cost = replace(cost, other=setting.tables[1], stage_other=single)
+        cost = replace(cost, other=OtherDegree(setting.tables[1], single))
     parallel = Parallelism(degree, len(stages), single_stages=int(single.sum()))
     kv = KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, 0.0, 0.0)
     return Deployment(

@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 PER_REQUEST, MERGED = 0, 1
 GRID_PER_OCTAVE = 16
 NOT_MEASURED = "rows that were made up and not measured"
-"""Phrase in ``CostTables.source`` for such rows."""
+"""Phrase in ``CostEvidence.source`` for such rows."""
 
 
 def grid_value(index: int) -> int:
@@ -107,6 +107,23 @@ class Reach:
 
 
 @dataclass(frozen=True)
+class CostEvidence:
+    """What cost tables rest on; no engine reads it.
+
+    Attributes:
+        source: Origin of the seconds, in words.
+        fit: Cross-validated errors by operator, if a profile was fitted.
+        errors: Errors of the parts, if they were measured.
+        reach: The largest step that was measured.
+    """
+
+    source: str = ""
+    fit: tuple[FitError, ...] = ()
+    errors: tuple[PartError, ...] = ()
+    reach: Reach = Reach()
+
+
+@dataclass(frozen=True)
 class Front:
     """The way from a client to the engine's queue: HTTP, tokenising, a serial front process.
 
@@ -142,18 +159,13 @@ class CostTables:
         prefill_s: [chunk, context] one layer's prefill attention, by the rules above.
         decode_s: [sequences, KV tokens] one layer's decode attention.
         stage_layers: [PP] layers of each pipeline stage.
-        source: Origin of the seconds, in words.
-        fit: Cross-validated errors by operator, if a profile was fitted.
-        errors: Errors of the parts, if they were measured.
         beside_prompts: [sequences, KV tokens] on the axes of ``decode_s`` (rule PER_REQUEST): factor of a step's decode
             attention if prompts are in the step, since kernels have a fast path for batches of single queries; None: 1.
         front: Delay of a request in front of the engine, shared by all replicas of the deployment.
         masked_s: One layer's seconds for each (query, key) pair of a step whose key is of another sequence. Attention
             that masks every query against the keys of the complete batch computes and discards such pairs; 0: it
             knows a query's own keys. A batch of one has none.
-        other: Tables of the stages of another tensor-parallel degree (partial tensor parallelism) with the same
-            ``rule``; only their seconds and ``beside_prompts`` are read. None: all stages are alike.
-        stage_other: [PP] 1 for a stage that takes the seconds of ``other``, else 0.
+        other: Stages of another tensor-parallel degree; None: all are alike.
     """
 
     layer_s: Floats
@@ -166,12 +178,21 @@ class CostTables:
     decode_s: Floats
     stage_layers: Ints
     rule: AttentionRule = AttentionRule()
-    source: str = ""
-    fit: tuple[FitError, ...] = ()
-    errors: tuple[PartError, ...] = ()
-    reach: Reach = Reach()
+    evidence: CostEvidence = CostEvidence()
     beside_prompts: Floats | None = None
     front: Front = Front()
     masked_s: float = 0.0
-    other: CostTables | None = None
-    stage_other: Ints | None = None
+    other: OtherDegree | None = None
+
+
+@dataclass(frozen=True)
+class OtherDegree:
+    """Stages of another tensor-parallel degree than the rest (partial tensor parallelism).
+
+    Attributes:
+        tables: Their tables, with the same ``rule``; only seconds and ``beside_prompts`` are read.
+        stages: [PP] 1 for a stage of this degree, else 0.
+    """
+
+    tables: CostTables
+    stages: Ints

@@ -51,9 +51,9 @@ def require_improvement(found: Calibration, *, printed: bool = False) -> None:
 def calibration_json(found: Calibration) -> dict[str, Any]:
     """Return all results but the tables, as JSON values; keys are only ever added within a version."""
     results = dataclasses.asdict(found)
-    tables = results.pop("tables")
+    evidence = results.pop("tables")["evidence"]
     head = {"format": FORMAT, "version": VERSION, "warnings": found.warnings}
     complete: dict[str, Any] = finite(
-        head | results | {"tables": {name: tables[name] for name in ("source", "errors", "reach")}}
+        head | results | {"tables": {name: evidence[name] for name in ("source", "errors", "reach")}}
     )
     return complete

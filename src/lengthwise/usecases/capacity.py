@@ -75,7 +75,7 @@ def _capacity(side: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
     at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)
     out_of_range: tuple[Beyond, ...] = ()
-    if at is not None and served.cost.reach != Reach():
+    if at is not None and served.cost.evidence.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)
         out_of_range = metrics.beyond_reach(records, served)
     return VariantCapacity(side.name, served, limits, found, at, out_of_range, unchecked_tables_note(side))

@@ -262,7 +262,7 @@ def reach_notes(
     """Return a sentence for each bound of the tables' reach (the smallest of its degrees) that the schedule passes."""
     grouped = row.tp * row.tp_groups
     degrees = ({row.tp} if grouped else set()) | ({1} if grouped < gpus else set())
-    reaches = [tables[tp].reach for tp in degrees if tp in tables]
+    reaches = [tables[tp].evidence.reach for tp in degrees if tp in tables]
     notes = []
     for bound, largest in largest_step(row, task, level).items():
         known = [measured for reach in reaches if (measured := getattr(reach, bound)) is not None]

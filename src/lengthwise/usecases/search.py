@@ -227,7 +227,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         requests = bench.load.batch(0, bench.question.requests)
     else:
         requests = bench.load.at(0, min(EXPLAINED_REQUESTS, bench.load.most), choice.at.rate_rps)
-    keep_steps = EXPLAINED_STEPS if deployed.cost.reach != Reach() else 0
+    keep_steps = EXPLAINED_STEPS if deployed.cost.evidence.reach != Reach() else 0
     records = engine.simulate(requests, deployed, keep_steps=keep_steps)
     binds = report.what_binds(
         metrics.summarize(records, deployed),

@@ -74,9 +74,9 @@ class Outcome:
             unchecked_tables_note(self.variant.scenario),
             model_error.hardware_note(self.variant.deployment),
         ]
-        if NOT_MEASURED in cost.source:
+        if NOT_MEASURED in cost.evidence.source:
             notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
-        if cost.errors and not self.model_draws:
+        if cost.evidence.errors and not self.model_draws:
             reason = (
                 "run.model_draws is 0"
                 if run.model_draws == 0
@@ -139,7 +139,7 @@ def run(
 def _perturbed_runs(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
     """Return the runs behind a variant's model intervals."""
     draws = variant.scenario.run.model_draws
-    if not variant.deployment.cost.errors or draws == 0:
+    if not variant.deployment.cost.evidence.errors or draws == 0:
         return []
     if draws is None and len(variant.workload(seed)) > model_error.LARGEST_RUN:
         return []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from scheduler_worlds import request
 
-from lengthwise.engine.continuous_batching import BatchSequence, ContinuousBatch, Limits
+from lengthwise.engine.continuous_batching import BatchSequence, ContinuousBatch, Limits, SequenceOrder
 from lengthwise.gateway.config import Admission, Dispatch, Order, Phases
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.scheduling import WorkerState
@@ -147,7 +147,7 @@ class PhaseWorld:
                 self.at(at_s + late_s, self.hears, job, name, epoch, job.got)
             return over
 
-        job.q = BatchSequence(self.count, arrives_s, job.prompt_tokens + job.report, on_token=token)
+        job.q = BatchSequence(SequenceOrder(self.count, arrives_s), job.prompt_tokens + job.report, on_token=token)
         self.batches[name].enter(job.q)
 
     def hears(self, job, name, epoch, tokens):

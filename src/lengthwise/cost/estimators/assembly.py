@@ -14,7 +14,7 @@ from lengthwise.cost.estimators.points import Target, kernel_points, shard_point
 from lengthwise.cost.memory import shard_of
 from lengthwise.cost.operator_work import PROFILE_OPERATORS, Kernels, Operators, Work, kernels_of, layer_share
 from lengthwise.cost.roofline_tables import LARGEST_KV_TOKENS, HostOverhead, roofline_errors, with_front_error
-from lengthwise.schema.cost_tables import CostTables, Floats, PartError, grid_axis
+from lengthwise.schema.cost_tables import CostEvidence, CostTables, Floats, PartError, grid_axis
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 
 Fits = Mapping[str, ValidatedFit]
@@ -69,7 +69,8 @@ class Assembly:
         errors = tuple(PartError(name, part.log_sd) for name, part in self.parts.items() if part.seconds.any())
         stages = np.array(ops.shard.layers, dtype=np.int64)
         front = self.host.front
-        return CostTables(**seconds, stage_layers=stages, errors=with_front_error(errors, front), front=front)
+        evidence = CostEvidence(errors=with_front_error(errors, front))
+        return CostTables(**seconds, stage_layers=stages, evidence=evidence, front=front)
 
     def filled(self) -> tuple[str, ...]:
         """Return the operators that the roofline supplied, by part."""

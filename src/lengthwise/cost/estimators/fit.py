@@ -81,7 +81,7 @@ def fit_profile(
     origin += f"; {'; '.join(notes)}" if notes else ""
     origin += f"; from the roofline: {'; '.join(report.filled)}" if report.filled else ""
     errors = tuple(FitError(fit.name, fit.median_error, fit.p95_error) for fit in report.operators)
-    tables = replace(tables, source=origin, fit=errors, reach=reach)
+    tables = replace(tables, evidence=replace(tables.evidence, source=origin, fit=errors, reach=reach))
     check(tables, origin)
     return tables, report
 

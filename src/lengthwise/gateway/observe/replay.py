@@ -22,7 +22,7 @@ from lengthwise.gateway.observe.trace import (
     max_concurrency_at_first_tokens,
     with_first_tokens,
 )
-from lengthwise.schema.cost_tables import CostTables, Front, grid_axis
+from lengthwise.schema.cost_tables import CostEvidence, CostTables, Front, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
@@ -262,7 +262,7 @@ def deployment_of(workload: Workload, service: Service, scheduler: Scheduler) ->
         prefill_s=np.tile(((service.prompt_s - token_s) * chunks)[:, None], (1, 2)),
         decode_s=np.zeros((2, 2)),
         stage_layers=np.array([1]),
-        source="fitted to the gateway's observations",
+        evidence=CostEvidence("fitted to the gateway's observations"),
         front=Front(request_s=service.front_s),
     )
     return Deployment(

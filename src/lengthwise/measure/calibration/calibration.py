@@ -377,12 +377,14 @@ def _result(
     spread, ttft_spread = log_sd(split.validation, after), log_sd(split.validation, after, ("ttft",))
     shares = {prior.name: float(x) for prior, x in zip(problem.priors, solution.share, strict=True)}
     fitted = [new[id(run)] for run in split.fitted]
-    tables = replace(
-        parameters.apply(cost, values),
-        source=f"{cost.source or 'tables'}, calibrated to {len(fitted)} measured run{'s' if len(fitted) > 1 else ''}",
+    source = cost.evidence.source or "tables"
+    evidence = replace(
+        cost.evidence,
+        source=f"{source}, calibrated to {len(fitted)} measured run{'s' if len(fitted) > 1 else ''}",
         errors=part_errors(cost, found, shares, spread, ttft_spread),
         reach=reach_of(split.fitted, fitted, deployment),
     )
+    tables = replace(parameters.apply(cost, values), evidence=evidence)
     fitted_count, held_out_count = measured_runs.finished_counts(split.runs)
     sides = [
         (run, Simulation(old[id(run)], cost.front), Simulation(new[id(run)], tables.front)) for run in split.validation

@@ -60,7 +60,7 @@ def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tup
     for name, parts in PARTS.items():
         if name == "comm" and parallel.tp == parallel.pp == 1:
             continue
-        stated = [e.log_sd for e in cost.errors if e.part in (*parts, "step")]
+        stated = [e.log_sd for e in cost.evidence.errors if e.part in (*parts, "step")]
         rule_of_thumb = COMM_LOG_SD if name == "comm" else SCALE_LOG_SD
         found.append(Prior(name, 1.0, max(MIN_PRIOR_LOG_SD, math.hypot(*stated)) if stated else rule_of_thumb, 1.0))
     seconds = {
@@ -123,7 +123,7 @@ def part_errors(
     # to, is the error of "step"; the excess of ``ttft_log_sd`` belongs to prefill and host.
     sds = {p.name: _log_sd(p) for p in found}
     by_name = {p.name: p for p in found}
-    given_sd = {e.part: e.log_sd for e in reversed(given.errors)}
+    given_sd = {e.part: e.log_sd for e in reversed(given.evidence.errors)}
     parts = {part: sds[name] for name, own in PARTS.items() if name in sds for part in own}
     if "comm" in parts:
         parts["send"] = parts["comm"]

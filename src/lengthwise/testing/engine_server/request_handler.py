@@ -210,7 +210,7 @@ class RequestHandler:
             server.clocked.enter(len(request.prompt_ids), on_token=stream.on_token, priority=request.priority)
             for stream in self._streams
         ]
-        self.entry.arrival_s = self._sequences[0].arrival_s
+        self.entry.arrival_s = self._sequences[0].order.arrival_s
         self.entry.output_ids = self._streams[0].ids
 
     async def _buffer(self, formatter: ResponseFormatter) -> web.Response:
