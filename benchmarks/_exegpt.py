@@ -176,7 +176,7 @@ def _cells(served, task: str) -> list[dict[str, Any]]:
     for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=False):
         choice, other = chosen(plan, bound_s, separately=True), ft.best(bound_s)
         assert other is not None  # bounds are quantiles of its latencies
-        sides = [side for side in (choice.sides if choice else ()) if side.best]
+        sides = [side for side in (choice.search.sides if choice else ()) if side.best]
         best = {side.strategy: side.best for side in sorted(sides, key=lambda side: side.best.throughput_rps)}
         cells.append({
             "bound": bound,

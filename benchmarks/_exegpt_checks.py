@@ -38,7 +38,7 @@ def search(_: Path, quick: bool) -> dict[str, Any]:
             plan = ex.planner(ex.estimator(served, task))
             choice = ex.chosen(plan, bound_s)
             about = {"model": served.name, "task": task, "bound": bound, "search_s": time.process_time() - start}
-            assert choice is None or choice.evaluated <= choice.points
+            assert choice is None or choice.search.evaluated <= choice.search.points
             points, evaluated = (sum(getattr(one, key) for one in plan.spaces) for key in ("size", "evaluated"))
             choices.append(about | {"points": points, "points_share": evaluated / points})
     slowest, largest = (max(choice[name] for choice in choices) for name in ("search_s", "points_share"))
@@ -396,7 +396,7 @@ def variance(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per schedule and threshold of the dynamic adjustment: its value is the range of an encoding."""
     of, schedules = ex.estimator(ex.OPT, "s"), dict(SCHEDULES)
     if not quick:
-        sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
+        sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).search.sides
         row = next(side.best for side in sides if side.tp == ex.OPT.gpus)
         rra = Controls(Strategy.RRA, row.prefill_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
         waa = ex.chosen(ex.planner(of, ex.WAA), ex.FasterTransformer(of).bounds_s()[0]).controls

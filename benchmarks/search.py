@@ -33,7 +33,7 @@ def check(plan: Plan) -> None:
     assert best.objective.half_width <= 0.025 * best.objective.value, (plan.name, best.objective)
     assert best.at is not None
     assert best.at.satisfied, plan.name
-    assert best.objective.value <= best.bound * (1 + 1e-9)
+    assert best.objective.value <= best.bounds.objective * (1 + 1e-9)
     for limit in plan.limits:
         assert limit.is_satisfied(best.at.value(limit.metric) * 0.98), (plan.name, limit)
 

@@ -67,8 +67,8 @@ def test_a_loop_is_unrolled_round_by_round_with_coins_that_hang_on_one_another()
     assert parents(tasks, second) == {draft: 1, first: 0, where(tasks, "revise", 0): 1}
     third = tasks.random_draw[where(tasks, "critique", 0, 2)]
     assert tasks.random_draw[first] == -1
-    assert tasks.coin_after[third] == tasks.random_draw[second]
-    assert tasks.coin_chance[third] == 0.75
+    assert tasks.coins.after[third] == tasks.random_draw[second]
+    assert tasks.coins.chance[third] == 0.75
     final = parents(tasks, where(tasks, "final", 0))
     assert final == {draft: 1, **{where(tasks, "revise", 0, k): int(k == 0) for k in range(3)}}
 
@@ -76,7 +76,7 @@ def test_a_loop_is_unrolled_round_by_round_with_coins_that_hang_on_one_another()
 def test_a_list_that_hangs_on_an_output_has_its_most():
     tasks = expand(split(most=4), [TOPIC]).tasks
     steps = [where(tasks, "step", 0, index=i) for i in range(4)]
-    assert tasks.coin_chance[tasks.random_draw[steps]].tolist() == [0.5] * 4
+    assert tasks.coins.chance[tasks.random_draw[steps]].tolist() == [0.5] * 4
     assert parents(tasks, where(tasks, "join", 0)) == dict.fromkeys(steps, 1)
 
 

@@ -8,7 +8,6 @@ import statistics
 import pytest
 
 from lengthwise import config, measure
-from lengthwise.cli.schedule_run import warnings
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
 from lengthwise.usecases import schedule, schedule_plan, schedule_run
@@ -100,7 +99,7 @@ def test_a_scenario_without_a_plan_is_planned(requested):
     loaded = config.load(requested, ['schedule.strategies=["rra"]'])
     made = schedule_plan.planned_run(loaded)
     assert made.row == schedule.plan_schedule(loaded).chosen
-    assert (made.bound_s, made.bound_tokens, made.source) == (5.0, 16, str(requested))
+    assert (made.bound.limit_s, made.bound.tokens, made.source) == (5.0, 16, str(requested))
     assert 0.99 <= made.share <= 1.0
 
 
@@ -158,7 +157,8 @@ def test_the_same_from_python_and_too_few_phases_are_a_doubt(requested, plan, ur
     played = schedule_run.run_schedule(here, [url], schedule_plan.planned_run(here, plan()))
     assert {row.outcome for row in played.rows} == {"finished"}
     assert (len(played.rows), played.engines) == (6, 1)
-    assert any("numbers without an interval: too few phases count" in one for one in warnings(played.planned, played))
+    doubts = schedule_run.warnings(played)
+    assert any("numbers without an interval: too few phases count" in one for one in doubts)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from lengthwise import config
 from lengthwise.report.schedule_text import sentences
 from lengthwise.schedule import curve
 from lengthwise.schema.errors import ScheduleError
-from lengthwise.schema.schedule import SchedulePlan
+from lengthwise.schema.schedule import LatencyBound, SchedulePlan
 from lengthwise.usecases import schedule
 from lengthwise.usecases.schedule import question_of
 
@@ -57,16 +57,11 @@ def test_the_choice_is_the_one_that_is_quoted(quoted, requested):
     plan = SchedulePlan(
         name="",
         metadata={},
-        bound_s=choice.bound_s,
-        level=setting.assumptions.level,
-        quantile_tokens=setting.bound_tokens,
-        worst_case=requested.section.worst_case,
+        bound=LatencyBound(
+            choice.bound_s, setting.bound_tokens, setting.assumptions.level, requested.section.worst_case
+        ),
         chosen=choice.row,
-        sides=choice.sides,
-        gap=choice.gap,
-        evaluated=choice.evaluated,
-        points=choice.points,
-        seconds=choice.seconds,
+        search=choice.search,
     )
     assert sentences(plan)[0] == quoted[0]
 

@@ -39,7 +39,7 @@ def test_seeds_give_means_and_t_intervals_everywhere(roomy) -> None:
         assert get(made).value == pytest.approx(values.mean())
         assert get(made).half_width == pytest.approx(t.ppf(0.975, 3) * values.std(ddof=1) / 2)
     assert made.seeds == SEEDS
-    assert made.intervals == "seeds"
+    assert made.intervals.source == "seeds"
     assert made.counts.arrivals == sum(s.counts.arrivals for s in roomy)
 
 
@@ -59,7 +59,7 @@ def test_relative_difference(roomy, narrow) -> None:
     made = difference(narrow, roomy, relative=True)
     ratios = [x.ttft_s.mean.value / y.ttft_s.mean.value - 1 for x, y in zip(narrow, roomy, strict=True)]
     assert made.ttft_s.mean.value == pytest.approx(np.mean(ratios))
-    assert made.intervals == "difference"
+    assert made.intervals.source == "difference"
 
 
 def test_a_difference_with_itself_is_nothing_whatever_the_order(roomy) -> None:

@@ -7,7 +7,10 @@ import math
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.plan import (
+    Bottleneck,
+    Bounds,
     Choice,
+    Exclusion,
     Limit,
     Objective,
     Plan,
@@ -81,16 +84,17 @@ def choice(gpu: str, tp: int, rank: str, limits: tuple[Limit, ...]) -> Choice:
     common = {"key": name, "name": name, "settings": settings, "gpus": tp, "price_per_hour_usd": tp * price}
     if tp == 1:
         reason = f"the weights need 61.2 GB, {gpu} has 48.0 GB"
-        return Choice(**common, status=Status.REJECTED, reason=reason, region="weights do not fit")
+        return Choice(**common, status=Status.REJECTED, exclusion=Exclusion(reason, "weights do not fit"))
     if tp == 8 and rank == "fcfs":
         reason = "at most 900 req/$ by closed forms, the best has more"
-        return Choice(**common, status=Status.PRUNED, reason=reason, region="bound below the best", bound=900.0)
+        exclusion = Exclusion(reason, "bound below the best")
+        return Choice(**common, status=Status.PRUNED, exclusion=exclusion, bounds=Bounds(900.0))
     points = load_curve(speed * tp**0.8, tp, rank, limits, tp * price)
     held = [p for p in points if p.satisfied]
     if not held:
         reason = "breaks TTFT p90 at any rate"
         return Choice(
-            **common, status=Status.REJECTED, reason=reason, region="latency at any rate", at=points[0],
+            **common, status=Status.REJECTED, exclusion=Exclusion(reason, "latency at any rate"), at=points[0],
             points=points, simulations=6, requests=3000,
         )  # fmt: skip
     at = held[-1]
@@ -99,11 +103,13 @@ def choice(gpu: str, tp: int, rank: str, limits: tuple[Limit, ...]) -> Choice:
         status=Status.SCOUTED if tp == 8 else Status.RANKED,
         objective=Estimate(3600 * at.rate_rps / (tp * price), 9.0 if tp < 8 else math.nan),
         capacity_rps=Estimate(at.rate_rps, 0.01),
-        bound_rps=speed * tp**0.8,
+        bounds=Bounds(rate_rps=speed * tp**0.8),
         at=at,
         points=points,
-        binds=binding(points[len(held)], limits) if len(held) < len(points) else "throughput",
-        cause="Decoding reads the weights: bound by memory bandwidth.",
+        bottleneck=Bottleneck(
+            binding(points[len(held)], limits) if len(held) < len(points) else "throughput",
+            "Decoding reads the weights: bound by memory bandwidth.",
+        ),
         simulations=18,
         requests=9000,
     )
@@ -168,12 +174,12 @@ def best_under(choices: list[Choice], limits: list[Limit]) -> tuple[str, float]:
 
 
 def regions(choices: list[Choice]) -> tuple[Region, ...]:
-    names = sorted({c.region for c in choices if c.region})
+    names = sorted({c.exclusion.region for c in choices if c.exclusion.region})
     return tuple(
         Region(
             name,
-            len(alike := [c for c in choices if c.region == name]),
-            alike[0].reason,
+            len(alike := [c for c in choices if c.exclusion.region == name]),
+            alike[0].exclusion.reason,
             {"deployment.tp": tuple(sorted({c.settings["deployment.tp"] for c in alike}))},
         )
         for name in names

@@ -42,8 +42,8 @@ def plan() -> AppPlan:
     )
     second = AppStage((TWO, BIG), {1: ((2, 3),), 9: ((0, 1),)}, (Switch(9, (0, 1), "wake", 1.5),), 30.0, 50.0, 9)
     spans = [
-        AppSpan(0, 0.0, 10.0, "load", 0, ONE),
-        AppSpan(0, 10.0, 30.0, "run", 0, ONE),
+        AppSpan(0, 0.0, 11.0, "load", 0, ONE),
+        AppSpan(0, 11.0, 30.0, "run", 0, ONE),
         AppSpan(1, 0.0, 30.0, "no_plan_fits"),
         *(AppSpan(g, 30.0, 31.5, "load", 9, BIG) for g in (0, 1)),
         *(AppSpan(g, 31.5, 50.0, "run", 9, BIG) for g in (0, 1)),
@@ -61,7 +61,6 @@ def plan() -> AppPlan:
         makespans_s=(50.0, 50.6),
         quantiles_s={0.05: 49.1, 0.5: 50.2, 0.95: 51.4},
         spans=tuple(sorted(spans, key=lambda s: (s.gpu, s.start_s))),
-        idle_s={"load": 38.0, "no_plan_fits": 30.0, "waiting_for_parents": 20.0},
         flops=(1.0,) * 10,
         tokens=(100,) * 10,
         methods=(
@@ -246,7 +245,7 @@ def test_the_page_of_a_run_shows_its_plan_too(plan, app_metadata, tmp_path):
     ]  # fmt: skip
     table = ours.split('aria-label="Models"')[1]
     # alpha wrote 1,800 tokens in the 18 s in which it had an engine; beta's two GPUs are one engine's.
-    assert "<td>1,800</td><td>100</td><td>10.0 s to 30.0 s</td><td>11.0 s to 40.0 s</td>" in table
+    assert "<td>1,800</td><td>100</td><td>11.0 s to 30.0 s</td><td>11.0 s to 40.0 s</td>" in table
     assert "<td>9,200</td><td>200</td>" in table
 
 

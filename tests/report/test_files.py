@@ -43,6 +43,7 @@ def test_json_holds_every_number_under_stable_keys(results, tmp_path) -> None:
     assert first["summary"]["ttft_s"]["p99"]["half_width"] == summary.ttft_s.p99.half_width
     assert first["summary"]["goodput"]["slo"] == {"ttft_s": 0.5, "tpot_s": None, "jct_s": 3.0}
     assert first["summary"]["seeds"] == [1, 2, 3]
+    assert (first["summary"]["intervals"], first["summary"]["level"]) == ("seeds", 0.95)
     assert first["deployment"]["kv_blocks"] == 600
     assert first["binding"]["resource"]
 

@@ -13,7 +13,7 @@ from driving import assert_fetches_nothing, look
 from lengthwise import catalog, schedule
 from lengthwise.report.schedule import write_schedule_html, write_schedule_json
 from lengthwise.report.schedule_text import drift_cells, move_text, sentences, side_cells
-from lengthwise.schema.schedule import ScheduleParts, SchedulePlan
+from lengthwise.schema.schedule import ScheduleParts, SchedulePlan, StaticBatching
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,16 @@ def plan() -> SchedulePlan:
     return schedule.build_plan(planner, 3.0, name="a <b>plan</b>", metadata={"model": "</script>opt"})
 
 
+def unbounded(plan: SchedulePlan) -> SchedulePlan:
+    return replace(plan, bound=replace(plan.bound, limit_s=math.inf))
+
+
 def test_the_answer_names_the_choice(plan):
     answer = " ".join(sentences(plan))
     assert "Within 3 s for outputs of 63 tokens even in the worst case" in answer
     assert plan.chosen.words in answer
-    assert f"Static batching with batches of {plan.static.prefill_batch}" in answer
-    assert f"{plan.evaluated:,} of {plan.points:,} schedules" in answer
+    assert f"Static batching with batches of {plan.static.best.prefill_batch}" in answer
+    assert f"{plan.search.evaluated:,} of {plan.search.points:,} schedules" in answer
     assert "The bound breaks if the output lengths change by: mean +15 %, mean +30 %" in answer
     assert "tighter would have prevented it" in answer
 
@@ -42,27 +46,30 @@ def test_short_phases_are_not_called_monotone(plan):
     answer = " ".join(sentences(plan))
     assert "This is not proved: RRA's estimates are not monotone for short phases" in answer
     assert "by these cost tables" in answer
-    split = replace(plan, sides=tuple(side for side in plan.sides if side.strategy != "rra"))
+    split = replace(
+        plan, search=replace(plan.search, sides=tuple(one for one in plan.search.sides if one.strategy != "rra"))
+    )
     assert "as far as the estimates are monotone" in " ".join(sentences(split))
     assert "short phases" not in " ".join(sentences(split))
 
 
 def test_a_complete_search_assumes_nothing(plan):
-    answer = " ".join(sentences(replace(plan, evaluated=plan.points, gap=0.0)))
-    assert f"All {plan.points:,} schedules were evaluated; none has a higher throughput." in answer
+    answer = " ".join(sentences(replace(plan, search=replace(plan.search, evaluated=plan.search.points, gap=0.0))))
+    assert f"All {plan.search.points:,} schedules were evaluated; none has a higher throughput." in answer
     assert "monotone" not in answer
 
 
 def test_the_limit_of_phases_is_approximate(plan):
     """Decision 0017: RRA's search has no proof where phases are short."""
-    for side in (side for side in plan.sides if side.best):
+    for side in (side for side in plan.search.sides if side.best):
         limit = side_cells(side)[6]
         assert limit.startswith("about ") == (side.strategy == "rra")
         assert not side_cells(replace(side, evaluated=side.points))[6].startswith("about")
 
 
 def test_the_answer_omits_missing_parts(plan):
-    answer = " ".join(sentences(replace(plan, static=None, bound_s=math.inf, gap=math.inf)))
+    bare = replace(unbounded(plan), static=StaticBatching(), search=replace(plan.search, gap=math.inf))
+    answer = " ".join(sentences(bare))
     assert "Without a latency bound" in answer
     assert "no batch meets the bound" in answer
     assert "at the edge" in answer
@@ -92,26 +99,27 @@ def test_exceeded_memory_differs_from_a_broken_bound(plan):
     assert breaks == f"The bound breaks if the output lengths change by: {move_text(broken)}. {kept.format(6)}"
     memory = f"The schedule exceeds the memory if the output lengths change by: {move_text(unfit)}."
     assert fits_not == f"{memory} {kept.format(13)}"
-    assert sentences(replace(plan, drift=drift, bound_s=math.inf))[-1] == memory
+    assert sentences(replace(unbounded(plan), drift=drift))[-1] == memory
 
 
 @pytest.mark.parametrize(("tokens", "words"), [(1, "1 token "), (2, "2 tokens "), (1024, "1,024 tokens ")])
 def test_one_token_is_one(plan, tokens, words):
-    assert f"for outputs of {words}even in the worst case" in sentences(replace(plan, quantile_tokens=tokens))[0]
+    bounded = replace(plan, bound=replace(plan.bound, tokens=tokens))
+    assert f"for outputs of {words}even in the worst case" in sentences(bounded)[0]
 
 
 def test_infeasible_rows_have_no_numbers(plan):
-    lost = next(side for side in plan.sides if side.best is None)
+    lost = next(side for side in plan.search.sides if side.best is None)
     cells = side_cells(lost)
     assert cells[2:7] == ["\N{EN DASH}"] * 5
     assert cells[-1] == lost.cause
     row = replace(
         plan.drift[0], retained=None, replanned=None, kept_held_s=math.inf, margin=math.nan, is_satisfied=False
     )
-    cells = drift_cells(row, plan.bound_s)
+    cells = drift_cells(row, plan.bound.limit_s)
     assert {"does not fit", "none meets it", "none is enough"} <= set(cells)
     assert "broken" not in cells, "what does not fit breaks no bound"
-    assert drift_cells(replace(plan.drift[0], is_satisfied=False), plan.bound_s)[5] == "broken"
+    assert drift_cells(replace(plan.drift[0], is_satisfied=False), plan.bound.limit_s)[5] == "broken"
     assert "none is enough" not in drift_cells(row, math.inf), "there is nothing to tighten"
 
 
@@ -123,9 +131,12 @@ def test_the_file_is_complete(plan, tmp_path):
     assert made["chosen"]["throughput_rps"] == plan.chosen.throughput_rps
     assert [front["strategy"] for front in made["front"]] == ["rra", "waa-c", "waa-m"]
     assert len(made["drift"]) == 12
-    assert len(made["static_front"]) == len(plan.static_front) > 1
+    assert len(made["static_front"]) == len(plan.static.front) > 1
     assert made["redeploy"]["dram_s"] > 0
-    write_schedule_json(tmp_path / "inf.json", replace(plan, bound_s=math.inf))
+    assert (made["bound_s"], made["quantile_tokens"], made["worst_case"]) == (3.0, 63, True)
+    assert (len(made["stages"]), len(made["timeline"])) == (len(plan.timeline.stages), len(plan.timeline.bars))
+    assert {"sides", "gap", "evaluated", "points", "seconds", "static", "level", "spreads", "spread_notes"} < set(made)
+    write_schedule_json(tmp_path / "inf.json", unbounded(plan))
     assert json.loads((tmp_path / "inf.json").read_text("utf-8"))["bound_s"] is None
 
 
@@ -144,7 +155,7 @@ def test_the_page_is_escaped_and_reproducible(plan, tmp_path):
     (static,) = data["others"]
     assert static["name"] == "static batching, by formula"
     within = [rps for held_s, rps in zip(static["x"], static["y"], strict=True) if held_s <= 3.0]
-    assert within[-1] == pytest.approx(plan.static.throughput_rps, rel=1e-4)
+    assert within[-1] == pytest.approx(plan.static.best.throughput_rps, rel=1e-4)
     assert data["bound"] == 3.0
     assert {bar[0] for bar in data["bars"]} == set(range(len(data["stages"])))
     for head in (
@@ -157,19 +168,21 @@ def test_the_page_is_escaped_and_reproducible(plan, tmp_path):
 
 
 def test_a_timeline_has_encodings_and_decodings_that_do_not_overlap_on_a_stage(plan):
-    for stage in range(len(plan.stages)):
-        bars = sorted((bar for bar in plan.timeline if bar.stage == stage), key=lambda bar: bar.start_s)
+    for stage in range(len(plan.timeline.stages)):
+        bars = sorted((bar for bar in plan.timeline.bars if bar.stage == stage), key=lambda bar: bar.start_s)
         assert bars
         assert all(one.end_s <= two.start_s + 1e-9 for one, two in pairwise(bars))
-    assert {bar.encodes for bar in plan.timeline} == {True, False}
+    assert {bar.encodes for bar in plan.timeline.bars} == {True, False}
 
 
 @pytest.mark.browser
 def test_tables_fit_a_wide_screen(driver, plan, tmp_path):
     """The last columns, reasons and margins, need no scrolling."""
-    long = replace(plan.sides[0], best=plan.sides[0].best or plan.chosen, cause="its least latency is 12.3 s")
+    first = plan.search.sides[0]
+    long = replace(first, best=first.best or plan.chosen, cause="its least latency is 12.3 s")
     unsplit = replace(long, cause="no split into encoding and decoding GPUs has room for a group")
-    write_schedule_html(tmp_path / "page.html", replace(plan, sides=(*plan.sides, long, unsplit)))
+    search = replace(plan.search, sides=(*plan.search.sides, long, unsplit))
+    write_schedule_html(tmp_path / "page.html", replace(plan, search=search))
     look(driver, (tmp_path / "page.html").as_uri(), 1280, "light", plots=2)
     beyond = "return [...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth)"
     assert driver.execute_script(f"{beyond}.map(b => b.ariaLabel)") == []
@@ -180,10 +193,10 @@ def test_tables_fit_a_wide_screen(driver, plan, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_are_drawn_and_nothing_is_wider_than_the_screen(driver, plan, tmp_path, width, scheme):
     driver.get_log("browser")
-    for which in (plan, replace(plan, static=None, bound_s=math.inf)):
+    for which in (plan, replace(unbounded(plan), static=StaticBatching())):
         write_schedule_html(tmp_path / "page.html", which)
         look(driver, (tmp_path / "page.html").as_uri(), width, scheme, plots=2)
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
         bars = driver.execute_script("return document.querySelectorAll('#timeline .bars .point').length")
-        assert bars == len(plan.timeline)
+        assert bars == len(plan.timeline.bars)
         assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []

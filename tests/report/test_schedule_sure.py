@@ -13,7 +13,7 @@ from lengthwise import catalog, schedule
 from lengthwise.cost.model_error import perturbed_degrees
 from lengthwise.report.schedule import write_schedule_html
 from lengthwise.report.schedule_text import sentences, spread_cells, watch_sentences
-from lengthwise.schema.schedule import Adaptation, Change, LengthFacts, SchedulePlan, Spread, Watched
+from lengthwise.schema.schedule import Adaptation, Change, LengthFacts, SchedulePlan, Spread, Uncertainty, Watched
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def plan() -> SchedulePlan:
     off = perturbed_degrees(tables, 10)
     costs = schedule.over_costs(planner.estimator, made.chosen, off, 2.0)
     front = schedule.banded(planner.estimator, made.front, off)
-    return replace(made, spreads=(costs,), spread_notes=("Nothing else is known.",), front=front)
+    return replace(made, uncertainty=Uncertainty((costs,), ("Nothing else is known.",)), front=front)
 
 
 DASH = "\N{EN DASH}"
@@ -36,14 +36,16 @@ LENGTHS = Spread("lengths", 200, 0.95, 5000, (22.6, 23.4), (5.4, 9.5), (5.9, 10.
 
 
 def test_a_spread_names_its_effect_on_the_bound(plan):
-    answer = sentences(replace(plan, spreads=(LENGTHS,)))
+    sampled = replace(plan, uncertainty=replace(plan.uncertainty, spreads=(LENGTHS,)))
+    answer = sentences(sampled)
     (one,) = (description for description in answer if "behind the lengths" in description)
     assert one == (
         "If the 5,000 requests behind the lengths are sampled again: 22.6-23.4 requests/s, latency 5.9-10 s in the "
         "worst case (95 % interval); the bound is met in 48 % of 200 draws."
     ).replace("-", DASH)
     assert "Nothing else is known." in answer
-    (free,) = (s for s in sentences(replace(plan, spreads=(LENGTHS,), bound_s=math.inf)) if "behind" in s)
+    unbounded = replace(sampled, bound=replace(plan.bound, limit_s=math.inf))
+    (free,) = (s for s in sentences(unbounded) if "behind" in s)
     assert free.endswith("the memory suffices in 48 % of 200 draws.")
 
 
@@ -62,7 +64,7 @@ def test_the_page_has_bands_and_a_table(plan, tmp_path):
     for curve in data["curves"]:
         assert len(curve["band"]) == len(curve["y"])
         assert all(low <= y <= high for (low, high), y in zip(curve["band"], curve["y"], strict=True))
-    write_schedule_html(tmp_path / "bare.html", replace(plan, spreads=(), spread_notes=()))
+    write_schedule_html(tmp_path / "bare.html", replace(plan, uncertainty=Uncertainty()))
     assert "Uncertainty" not in (tmp_path / "bare.html").read_text("utf-8")
 
 

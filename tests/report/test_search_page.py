@@ -129,9 +129,9 @@ def test_excluded_choices_are_counted_by_reason_and_settings(studies, page) -> N
             axes = ((told["axes"][a], value_a), (told["axes"][b], value_b))
             values = {axis["key"]: axis["values"][i] for axis, i in axes}
             alike = [c for c in out if all(str(c.settings[key]) == value for key, value in values.items())]
-            alike = [c for c in alike if c.region == told["reasons"][reason][0]]
+            alike = [c for c in alike if c.exclusion.region == told["reasons"][reason][0]]
             assert len(alike) == count
-            assert told["reasons"][reason][1] in {c.reason for c in out}
+            assert told["reasons"][reason][1] in {c.exclusion.reason for c in out}
 
 
 def test_numbers_that_json_does_not_know() -> None:

@@ -55,9 +55,9 @@ def test_ranks_ties_scouts_and_what_binds_are_marked(studies) -> None:
     ranks = [line.split("│")[1].strip() for line in lines]
     assert [rank for rank in ranks if rank not in {"", "#"}] == ["=1", "=1", "3", "4", "5", "6", "7", "8", "~", "~"]
     first = study.plans[0].choices[0]
-    assert first.binds in {"ttft.p90", "tbt.p99"}
+    assert first.bottleneck.binds in {"ttft.p90", "tbt.p99"}
     row = next(line for line in lines if first.name in line)
-    assert "*" in row.split("│")[7 if first.binds == "ttft.p90" else 8]
+    assert "*" in row.split("│")[7 if first.bottleneck.binds == "ttft.p90" else 8]
     assert row.count("*") == 1
 
 

@@ -50,32 +50,32 @@ def test_each_strategy_is_as_good_as_the_best_of_all_within_the_gap(small, strat
         got, looked = planner.best(bound_s), planner.best(bound_s, exhaustive=True)
         held_s = got.row.latency_high_s if worst_case else got.row.latency_s
         assert held_s <= bound_s
-        assert looked.row.throughput_rps <= got.row.throughput_rps * (1 + got.gap) * (1 + 1e-9)
+        assert looked.row.throughput_rps <= got.row.throughput_rps * (1 + got.search.gap) * (1 + 1e-9)
         assert got.row.throughput_rps >= looked.row.throughput_rps / 1.02
-        assert got.gap <= 0.02 + 1e-9
+        assert got.search.gap <= 0.02 + 1e-9
 
 
 def test_all_strategies_together_are_the_best_of_each(small):
     together = best_schedule(SHORT, small.setting.cluster, small.setting.model, 2.0, tables=small.setting.tables)
     each = [Planner(small, [1, 2], [one]).best(2.0).row.throughput_rps for one in Strategy]
     assert together.row.throughput_rps >= max(each) / 1.02
-    assert {(side.strategy, side.tp) for side in together.sides} == {
+    assert {(side.strategy, side.tp) for side in together.search.sides} == {
         (strategy.value, tp) for strategy in Strategy for tp in (1, 2)
     }
-    (chosen,) = (side for side in together.sides if not side.cause)
+    (chosen,) = (side for side in together.search.sides if not side.cause)
     assert chosen.best == together.row
 
 
 def test_a_search_looks_at_few(small):
     got = Planner(small, [1, 2], [Strategy.RRA]).best(2.0)
-    assert got.evaluated < got.points / 5
+    assert got.search.evaluated < got.search.points / 5
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_only_schedules_are_counted_not_places_beyond_a_run(opt_estimator, strategy):
     looked = Planner(opt_estimator, [1, 2, 4], [strategy]).best(6.0, exhaustive=True)
-    assert looked.evaluated == looked.points
-    assert all(side.evaluated == side.points for side in looked.sides)
+    assert looked.search.evaluated == looked.search.points
+    assert all(side.evaluated == side.points for side in looked.search.sides)
     planner = Planner(opt_estimator, [1, 2, 4], [strategy])
     found = planner.search(6.0, planner.spaces, separately=True)
     for one in found:
@@ -100,7 +100,7 @@ def test_what_was_looked_at_after_the_search_is_counted_too(opt_estimator, met):
 def test_apart_every_side_has_its_own_best(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
     apart = planner.best(6.0, separately=True)
-    for side in apart.sides:
+    for side in apart.search.sides:
         alone = [s for s in planner.spaces if (s.strategy.value, s.tp) == (side.strategy, side.tp)]
         if side.best is None:
             continue
@@ -114,9 +114,8 @@ def test_apart_every_side_has_its_own_best(opt_estimator):
 def test_of_equal_throughput_the_faster_is_chosen(opt_estimator):
     """Where encoding binds, WAA-C and WAA-M serve as many requests, one of them at half the latency."""
     got = Planner(opt_estimator, [1, 2, 4]).best(6.0, separately=True)
-    equal = [
-        side.best for side in got.sides if side.best and side.best.throughput_rps >= got.row.throughput_rps * (1 - 1e-9)
-    ]
+    rows = [side.best for side in got.search.sides if side.best]
+    equal = [row for row in rows if row.throughput_rps >= got.row.throughput_rps * (1 - 1e-9)]
     assert len(equal) >= 2
     assert got.row.latency_high_s == min(row.latency_high_s for row in equal)
 
@@ -160,7 +159,7 @@ def test_one_gpu_leaves_waa_out(opt, summaries):
     cluster = Cluster(catalog.gpu("A100-80GB"), catalog.node("dgx-a100"), 1)
     got = best_schedule(summaries, cluster, opt, 20.0)
     assert got.row.strategy == "rra"
-    assert {side.cause for side in got.sides if side.strategy != "rra"} == {"it needs 2 GPUs or more"}
+    assert {side.cause for side in got.search.sides if side.strategy != "rra"} == {"it needs 2 GPUs or more"}
     with pytest.raises(InputError, match="at least 2 GPUs"):
         best_schedule(summaries, cluster, opt, 20.0, strategies=[Strategy.WAA_C])
 
@@ -231,7 +230,7 @@ def test_where_phases_are_short_and_throughput_is_not_monotone_the_peak_is_found
 
 def test_without_tables_of_single_gpus_all_are_in_groups(opt, four_a40, opt_tables, summaries):
     got = best_schedule(summaries, four_a40, opt, 6.0, tables={2: opt_tables[2], 4: opt_tables[4]})
-    assert {side.best.tp * side.best.tp_groups for side in got.sides if side.best} == {4}
+    assert {side.best.tp * side.best.tp_groups for side in got.search.sides if side.best} == {4}
     with pytest.raises(ScheduleError, match="no cost tables"):
         best_schedule(summaries, replace(four_a40, gpus=3), opt, 6.0, tables={2: opt_tables[2]})
 

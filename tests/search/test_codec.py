@@ -13,7 +13,7 @@ from market import TTFT, question
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Limit, Point, Status
+from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status
 from lengthwise.search.configuration_search import frontier, tied_count, usd_per_thousand
 from lengthwise.search.space import Space, checked, names_of, settings_key
 from lengthwise.search.store import from_dict, to_dict
@@ -34,12 +34,13 @@ CHOICES = st.builds(
     gpus=st.integers(0, 99),
     price_per_hour_usd=NUMBERS,
     status=st.sampled_from(Status),
-    reason=st.text(max_size=8),
+    exclusion=st.builds(Exclusion, st.text(max_size=8), st.text(max_size=8)),
     objective=ESTIMATES,
     capacity_rps=ESTIMATES,
-    bound=NUMBERS,
+    bounds=st.builds(Bounds, NUMBERS, NUMBERS),
     at=st.none() | POINTS,
     points=st.lists(POINTS, max_size=3).map(tuple),
+    bottleneck=st.builds(Bottleneck, st.text(max_size=8), st.text(max_size=8)),
     simulations=st.integers(0, 9),
 )
 

@@ -55,7 +55,7 @@ def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
         assert choice.objective.value == pytest.approx(choice.gpus if name == "fewest_gpus" else price)
         assert choice.at.rate_rps == rate
         assert choice.at.satisfied
-        assert choice.bound <= choice.objective.value
+        assert choice.bounds.objective <= choice.objective.value
 
 
 def test_a_rate_just_beyond_what_two_replicas_hold_takes_three():
@@ -75,7 +75,7 @@ def test_given_replicas_are_taken_as_they_are():
     for choice in plan.choices:
         assert choice.gpus == choice.settings["deployment.replicas"]
         assert (choice.status is Status.REJECTED) == (choice.gpus < auto)
-        assert choice.status is not Status.REJECTED or (choice.reason and choice.region)
+        assert choice.status is not Status.REJECTED or (choice.exclusion.reason and choice.exclusion.region)
 
 
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
@@ -84,8 +84,8 @@ def test_a_rate_that_takes_too_many_gpus_is_rejected(name):
     assert ask(bench(question(name, rate_rps=RATE, max_gpus=need)), ONE).best.gpus == need
     plan = ask(bench(question(name, rate_rps=RATE, max_gpus=need - 1)), ONE)
     assert plan.best is None
-    assert plan.choices[0].region == f"takes more than {need - 1} GPUs"
-    assert str(need - 1) in plan.choices[0].reason
+    assert plan.choices[0].exclusion.region == f"takes more than {need - 1} GPUs"
+    assert str(need - 1) in plan.choices[0].exclusion.reason
 
 
 def test_more_rate_never_takes_fewer_gpus():
@@ -114,7 +114,7 @@ def test_goodput_of_what_cannot_hold_the_rate_is_rejected():
     asked = question("goodput", Limit("queueing_delay.p90", 1.0), rate_rps=500.0, slo=Slo(ttft_s=0.2))
     [choice] = ask(bench(asked), ONE).choices
     assert choice.status is Status.REJECTED
-    assert choice.region == "breaks queueing_delay.p90 at the rate"
+    assert choice.exclusion.region == "breaks queueing_delay.p90 at the rate"
 
 
 def test_a_makespan_is_the_end_of_the_batch():
@@ -126,7 +126,7 @@ def test_a_makespan_is_the_end_of_the_batch():
             continue
         ends = [engine.simulate(load.batch(seed, 700), Build()(choice.settings), seed=seed).end_s for seed in range(3)]
         assert choice.objective.value == pytest.approx(sum(ends) / 3)
-        assert choice.bound <= min(ends)
+        assert choice.bounds.objective <= min(ends)
     assert plan.best.objective.value == min(c.objective.value for c in plan.choices if c.at)
 
 
@@ -134,14 +134,14 @@ def test_no_batch_is_done_before_its_bound_though_few_requests_differ_much_by_se
     for offset in range(5):
         draw = Chat(output=200.0, offset=offset)
         plan = ask(bench(replace(question("makespan", requests=5), slo_limits=SloLimits(())), draw), ONE)
-        assert plan.best.bound <= plan.best.objective.value
+        assert plan.best.bounds.objective <= plan.best.objective.value
 
 
 def test_a_trace_of_fewer_requests_is_done_whole():
     """Its bound is of the requests that there are."""
     asked = replace(question("makespan", requests=5000), slo_limits=SloLimits(()))
     few = ask(bench(asked, lambda seed, n: Chat()(seed, min(n, 50))), ONE).best
-    assert few.bound <= few.objective.value
+    assert few.bounds.objective <= few.objective.value
     assert few.requests == (4 + 1) * 50
     assert few.at.rate_rps == pytest.approx(50 / few.objective.value)
 
@@ -154,7 +154,7 @@ def test_a_batch_that_is_not_served_whole_is_rejected():
     asked = replace(question("makespan", requests=200), slo_limits=SloLimits(()))
     [choice] = ask(bench(asked, build=Short()), ONE).choices
     assert choice.status is Status.REJECTED
-    assert choice.region == "does not serve all requests"
+    assert choice.exclusion.region == "does not serve all requests"
 
 
 def test_the_energy_of_an_output_token_is_power_over_tokens():

@@ -51,7 +51,7 @@ def check_nothing_is_lost(requested, draw, top, space=SMALL):
         if choice.status is Status.PRUNED and full.status in (Status.RANKED, Status.SCOUTED):
             half = full.objective.half_width if full.status is Status.RANKED else 0.0
             assert full.objective.value - half <= reached.value + reached.half_width
-            assert choice.simulations or full.objective.value - half <= choice.bound, "a bound is no bound"
+            assert choice.simulations or full.objective.value - half <= choice.bounds.objective, "a bound is no bound"
     return mine, whole
 
 
@@ -146,8 +146,8 @@ def test_choices_stand_in_order_and_add_up():
     assert 1 <= plan.tied <= 3
     for choice in plan.choices:
         assert choice.status is not Status.RANKED or choice.at.satisfied
-        assert not (choice.objective.value > choice.bound)
-        assert (choice.reason == "") == (choice.status in (Status.RANKED, Status.SCOUTED))
+        assert not (choice.objective.value > choice.bounds.objective)
+        assert (choice.exclusion.reason == "") == (choice.status in (Status.RANKED, Status.SCOUTED))
 
 
 def test_what_cannot_be_is_rejected_with_its_reason():
@@ -157,10 +157,10 @@ def test_what_cannot_be_is_rejected_with_its_reason():
     reasons = {(c.settings["deployment.model"], c.settings["deployment.gpu"]): c for c in plan.choices}
     for gpu in ("L4", "H100"):
         assert reasons["llama-3-70b", gpu].status is Status.REJECTED
-        assert reasons["llama-3-70b", gpu].region == "does not fit in memory"
+        assert reasons["llama-3-70b", gpu].exclusion.region == "does not fit in memory"
     slow = reasons["llama-3-8b", "L4"]
-    assert (slow.status, slow.region) == (Status.REJECTED, "breaks tbt.p99 when idle")
-    assert "idle" in slow.reason
+    assert (slow.status, slow.exclusion.region) == (Status.REJECTED, "breaks tbt.p99 when idle")
+    assert "idle" in slow.exclusion.reason
     assert plan.best.settings["deployment.gpu"] == "H100"
 
 
@@ -181,7 +181,7 @@ def test_no_deployment_takes_more_gpus_than_there_are():
         assert fits == (choice.status is not Status.REJECTED)
         if choice.settings["deployment.replicas"] == "fill":
             assert choice.gpus == 4
-    assert [c.region for c in plan.choices if c.gpus > 4] == ["takes more than 4 GPUs"]
+    assert [c.exclusion.region for c in plan.choices if c.gpus > 4] == ["takes more than 4 GPUs"]
 
 
 def test_another_bound_of_a_limit_is_told_and_the_asked_one_gives_the_best():

@@ -96,8 +96,8 @@ def test_a_schedule_beyond_what_was_measured_says_so(monkeypatch):
     monkeypatch.setattr(schedule, "cluster_tables", of_reach)
     told = schedules.plan_schedule(config.loads(PLANNED))
     assert told.chosen == plain.chosen
-    assert not any("extrapolated" in note for note in plain.spread_notes)
-    (note,) = (note for note in told.spread_notes if "extrapolated" in note)
+    assert not any("extrapolated" in note for note in plain.uncertainty.notes)
+    (note,) = (note for note in told.uncertainty.notes if "extrapolated" in note)
     assert note.startswith("The schedule's steps have more sequences (about ")
     assert note.endswith(EXTRAPOLATED.format(1))
 

@@ -74,7 +74,7 @@ def test_there_is_no_interval_without_errors() -> None:
     plain = outcome(())
     assert plain.model_draws == 0
     assert plain.notes == ()
-    assert math.isnan(plain.summary.model_level)
+    assert math.isnan(plain.summary.intervals.model_level)
     assert not any(one.has_model_interval for one in estimates(plain.summary))
 
 
@@ -275,6 +275,7 @@ def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path,
     assert "In brackets: 90 % intervals of the cost model's error, from 16 more runs" in printed
     assert "model-span" in page
     assert made["model_error"]["parts"] == [{"part": "step", "log_sd": 0.1}]
+    assert made["summary"]["model_level"] == 0.9
     ttft = made["summary"]["ttft_s"]["mean"]
     assert ttft["model_low"] < ttft["value"] < ttft["model_high"]
 

@@ -12,7 +12,7 @@ from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.telemetry import Row
 from lengthwise.schedule import TaskLengths
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule import LatencyBound, ScheduleRow
 from lengthwise.usecases.schedule_plan import PlannedRun, phases_of
 from lengthwise.usecases.schedule_run import mean, schedule_outcome
 
@@ -50,7 +50,7 @@ def finished(number, arrival_s, served_s):
 
 
 def outcome_of(bound_s, served, level=0.9, engines=1):
-    planned = PlannedRun(row_of(), Phases(3, 5), bound_s, 9, level, "current")
+    planned = PlannedRun(row_of(), Phases(3, 5), LatencyBound(bound_s, 9), level, "current")
     phases = [Phase(f"w{k % engines}", "steps", k * 0.5, k * 0.5 + 0.5 * engines, 3, 30, 9, 5, 6) for k in range(200)]
     rows = [finished(n, n * 100.0 / len(served), served_s) for n, served_s in enumerate(served)]
     return schedule_outcome(planned, phases, rows, engines)

@@ -89,12 +89,12 @@ model_draws = {draws}
 
 def test_a_plan_says_how_sure_it_is():
     plan = schedule.plan_schedule(config.loads(LISTED.format(draws=12)))
-    lengths, costs = plan.spreads
+    lengths, costs = plan.uncertainty.spreads
     assert (lengths.source, lengths.requests, lengths.draws) == ("lengths", 3, 200)
     assert (costs.source, costs.draws) == ("costs", 12)
     assert costs.throughput_rps[0] < plan.chosen.throughput_rps < costs.throughput_rps[1]
-    assert plan.spread_notes == ()
-    assert plan.quantile_tokens == 9
+    assert plan.uncertainty.notes == ()
+    assert plan.bound.tokens == 9
     assert all(point.band_rps is not None for _, points in plan.front for point in points)
 
 
@@ -154,5 +154,5 @@ def test_what_is_not_known_is_said():
     question = question_of(config.loads(LISTED.format(draws=0)))
     assert question.perturbed == ()
     plan = schedule.plan_schedule(config.loads(LISTED.format(draws=0)))
-    assert len(plan.spreads) == 1
-    assert plan.spread_notes == ("The error of the cost tables is not estimated: run.model_draws is 0.",)
+    assert len(plan.uncertainty.spreads) == 1
+    assert plan.uncertainty.notes == ("The error of the cost tables is not estimated: run.model_draws is 0.",)

@@ -54,7 +54,7 @@ strategies = ["rra"]
 """)
     asked = config.load(path)
     made = schedule_plan.planned_run(asked)
-    assert (made.share, made.level) == (0.95, 0.95)
+    assert (made.share, made.bound.level) == (0.95, 0.95)
     told = {
         "format": "lengthwise.schedule",
         "version": 1,

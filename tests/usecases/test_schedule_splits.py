@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lengthwise.gateway.telemetry import Row
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule import LatencyBound, ScheduleRow
 from lengthwise.usecases.schedule_plan import PlannedRun
 from lengthwise.usecases.schedule_run import split_in_flight, split_outcome, split_requests
 
@@ -27,7 +27,7 @@ def row(number, arrival_s, served_s, outcome="finished"):
 
 
 def outcome_of(rows, bound_s=5.0, level=0.9, routers=1):
-    return split_outcome(PlannedRun(SPLIT, None, bound_s, 9, level, "current"), rows, routers)
+    return split_outcome(PlannedRun(SPLIT, None, LatencyBound(bound_s, 9), level, "current"), rows, routers)
 
 
 def test_a_decode_batch_and_two_encodings_are_under_way():

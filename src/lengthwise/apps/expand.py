@@ -26,7 +26,7 @@ from lengthwise.apps.app import (
     until_calls,
 )
 from lengthwise.apps.templates import PREVIOUS, expression, template
-from lengthwise.schema.app import Floats, Ints, Tasks
+from lengthwise.schema.app import Coins, Floats, Ints, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.workload import estimated_tokens
 
@@ -348,8 +348,10 @@ class _Expansion:
             parent=parent,
             shown=shown,
             random_draw=column(lambda b: b.random_draw),
-            coin_chance=np.concatenate([np.zeros(0), *self.chances]),
-            coin_after=np.concatenate([np.zeros(0, np.int64), *self.after]).astype(np.int64),
+            coins=Coins(
+                np.concatenate([np.zeros(0), *self.chances]),
+                np.concatenate([np.zeros(0, np.int64), *self.after]).astype(np.int64),
+            ),
         )
 
 

@@ -115,11 +115,11 @@ def show(plan: SchedulePlan, scenario: Scenario) -> None:
     for line in text.sentences(plan):
         out.print(line)
     out.print()
-    heads = text.SIDE_HEADS
-    print_table(heads, map(text.side_cells, plan.sides), wraps=(heads[2], heads[-1]), drops=("at most", "worst case"))
-    if plan.spreads:
+    heads, rows = text.SIDE_HEADS, [text.side_cells(side) for side in plan.search.sides]
+    print_table(heads, rows, wraps=(heads[2], heads[-1]), drops=("at most", "worst case"))
+    if spreads := plan.uncertainty.spreads:
         out.print("\nUncertainty of the chosen schedule:")
-        print_table(text.SPREAD_HEADS, map(text.spread_cells, plan.spreads), wraps=("if",), drops=("within",))
+        print_table(text.SPREAD_HEADS, map(text.spread_cells, spreads), wraps=("if",), drops=("within",))
     if plan.others:
         out.print("\nOther systems on the same GPUs:")
         rows = [text.other_cells(other, plan.chosen) for other in plan.others]
@@ -129,12 +129,12 @@ def show(plan: SchedulePlan, scenario: Scenario) -> None:
     for point in plan.breakpoints:
         out.print(f"  from {point.bound_s:.3g} s  {point.words}")
     out.print("\nIf outputs drift and the schedule stays:")
-    rows = [text.drift_cells(row, plan.bound_s) for row in plan.drift]
+    rows = [text.drift_cells(row, plan.bound.limit_s) for row in plan.drift]
     print_table(text.DRIFT_HEADS, rows, wraps=("re-planned",), drops=("sd", "mean", "reload"))
     loading = plan.redeploy
     out.print(
         f"Reload: re-planning moves weights, {loading.dram_s:.2g} s from host memory, {loading.ssd_s:.2g} s from "
         f"drives ({loading.source}). Margin: how much tighter the bound must have been. "
-        f"Searched in {plan.seconds:.2g} s.",
+        f"Searched in {plan.search.seconds:.2g} s.",
         style="dim",
     )

@@ -7,7 +7,7 @@ import json as json_module
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
@@ -20,7 +20,7 @@ from lengthwise.cli.schedule import settings
 if TYPE_CHECKING:
     from lengthwise.usecases.schedule_adaptation import Follow
     from lengthwise.usecases.schedule_plan import PlannedRun
-    from lengthwise.usecases.schedule_run import ObservedNumber, ScheduleOutcome, ScheduleRun
+    from lengthwise.usecases.schedule_run import ObservedNumber, ScheduleRun
 
 EXAMPLES = """\b
 Examples:
@@ -28,7 +28,6 @@ Examples:
   lengthwise schedule run chat.toml --engine http://gpu0:8000 --schedule plan.json --out run
   lengthwise schedule run chat.toml --engine http://gpu0:8000 --adapt --workload today.csv
 """
-VERSION = 1
 PRESET_REQUESTS = 1000
 
 
@@ -175,6 +174,7 @@ def show_plan(planned: PlannedRun, engines: int) -> None:
 def show(done: ScheduleRun) -> None:
     """Print the drift, the observed numbers next to the planned ones, whether the bound held, and warnings."""
     from lengthwise.cli.tables import console, print_table
+    from lengthwise.usecases import schedule_run as usecase
 
     out, outcome = console(), done.outcome
     for line in _followed_text(done):
@@ -189,8 +189,8 @@ def show(done: ScheduleRun) -> None:
             f"{ends or 'none'}",
             style="dim",
         )
-    out.print(decision(done.planned, outcome))
-    for warning in warnings(done.planned, done):
+    out.print(usecase.decision(done))
+    for warning in usecase.warnings(done):
         out.print(f"warning: {warning}", style="dim")
 
 
@@ -218,104 +218,14 @@ def _followed_text(done: ScheduleRun) -> list[str]:
     return [*(line for _, news in done.news for line in news.message), final]
 
 
-def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
-    """Return the warnings of the client, and those about phases or concurrency that differ from the plan."""
-    from lengthwise.usecases import schedule_run as usecase
-
-    outcome, row, found = done.outcome, planned.row, list(done.measured.warnings)
-    uncertain = any(math.isnan(number.low) for number in outcome.seen)
-    if planned.phases is None:
-        limit, concurrent = done.engines * usecase.split_in_flight(row), outcome.seen[0].value
-        if concurrent < 0.9 * limit:
-            found.append(
-                f"{concurrent:.3g} requests were concurrent on average, of {limit} in the schedule: too few requests "
-                "arrived (--concurrency, --requests), or latency is lower than planned"
-            )
-        if uncertain:
-            found.append(
-                f"numbers without an interval: too few requests count, {outcome.requests}; play more "
-                f"(--requests {usecase.split_requests(row, done.engines)})"
-            )
-        return found
-    steps = {number.name: number.value for number in outcome.seen}["decode iterations, N_D"]
-    if steps > 1.1 * row.decode_steps + 1:
-        found.append(
-            f"phases had {steps:.3g} iterations on average, not {row.decode_steps}: too few requests arrived "
-            "(--concurrency), or this machine was too busy to follow the engines' tokens"
-        )
-    if uncertain:
-        found.append(
-            f"numbers without an interval: too few phases count, {outcome.phases}, and {usecase.MIN_PHASES} of each "
-            f"engine are needed; play more requests (--requests {usecase.requests_to_count(row, done.engines)})"
-        )
-    return found
-
-
-def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
-    """Return whether the bound held, in a sentence."""
-    from lengthwise.report.schedule_text import tokens_text
-
-    if math.isinf(planned.bound_s):
-        return "There was no bound to meet."
-    bound = f"The bound of {planned.bound_s:g} s"
-    if outcome.satisfied is None:
-        return f"{bound} was not tested: no request was served with a full queue. Play more requests (--requests)."
-    latency = outcome.seen[-1]
-    high = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
-    measured = (
-        f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, the share of a bound for outputs of "
-        f"{tokens_text(planned.bound_tokens)}, were served within {latency.value:.3g} s [{latency.low:.3g} to {high}]"
-    )
-    caveat = "" if outcome.significant else ", but the interval includes the bound: play more (--requests) to be sure"
-    return f"{bound} {'held' if outcome.satisfied else 'did not hold'}: {measured}{caveat}."
-
-
-def as_json(done: ScheduleRun) -> dict[str, Any]:
-    """Return the run under stable keys; infinite and unknown numbers are null."""
-    from lengthwise.report.json_file import finite
-    from lengthwise.usecases.schedule_adaptation import Adapted
-
-    def fields(record: Any) -> dict[str, Any] | None:
-        return None if record is None else dataclasses.asdict(record)
-
-    outcome, planned = done.outcome, done.planned
-    news = [
-        {
-            "at_s": at_s,
-            "message": one.message,
-            "failed": one.failed,
-            "schedule": one.schedule,
-            "phases": fields(one.phases),
-            "adaptation": fields(one.more.adaptation if isinstance(one.more, Adapted) else None),
-        }
-        for at_s, one in done.news
-    ]
-    report: dict[str, Any] = finite(
-        {
-            "format": "lengthwise.schedule-run",
-            "version": VERSION,
-            "answer": decision(planned, outcome),
-            "schedule": fields(planned.row),
-            "phases": fields(planned.phases),
-            "bound_tokens": planned.bound_tokens,
-            "share": planned.share,
-            "source": planned.source,
-            "outcome": fields(outcome),
-            "warnings": warnings(planned, done),
-            "followed": fields(done.followed),
-            "news": news,
-        }
-    )
-    return report
-
-
 def write(done: ScheduleRun, json: Path | None, out: Path | None, *, quiet: bool) -> None:
     """Write the requested files, and print where they are unless ``quiet``."""
     from lengthwise import measure
     from lengthwise.gateway.telemetry import as_dict
     from lengthwise.report.json_file import finite
+    from lengthwise.usecases.schedule_run import schedule_run_json
 
-    text = json_module.dumps(as_json(done), indent=2, ensure_ascii=False) + "\n"
+    text = json_module.dumps(schedule_run_json(done), indent=2, ensure_ascii=False) + "\n"
     if json is not None:
         outputs.write_text(json, text, quiet=quiet)
     if out is None:

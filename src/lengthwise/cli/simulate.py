@@ -135,16 +135,7 @@ def write(results: list[Result], json: Path | None, html: Path | None, *, quiet:
 def write_records(outcomes: Sequence[Outcome], files: dict[str, Path]) -> None:
     """Write the first seed's run of each variant, with its requests and its scenario."""
     from lengthwise import measure
-    from lengthwise.report.json_file import deployment_facts, plain
-    from lengthwise.schema.records import SIMULATED, Measured, shape_facts
+    from lengthwise.usecases.simulate import measured_of
 
     for outcome in outcomes if files else ():
-        variant = outcome.variant
-        deployment = plain(deployment_facts(variant.deployment))
-        metadata = {
-            "scenario": variant.scenario.to_toml(),
-            "deployment": deployment | {"model_shape": shape_facts(variant.deployment.model)},
-            "warmup_s": variant.scenario.run.warmup_s,
-        }
-        run = Measured(outcome.records, variant.workload(outcome.records.seed), SIMULATED, metadata)
-        measure.write_records(run, files[variant.name])
+        measure.write_records(measured_of(outcome), files[outcome.variant.name])

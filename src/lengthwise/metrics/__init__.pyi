@@ -4,7 +4,7 @@ from .distribution import QUANTILES, STATISTICS, Distribution, weighted_quantile
 from .extrapolation import Beyond, beyond_reach, worst_of
 from .hardware import SHARES, Cost, Hardware, gpu_power_w, hardware_of, model_flops, moved_bytes
 from .pooling import combine, difference, with_model_error
-from .summary import Counts, Goodput, Rates, Slo, Summary, summarize
+from .summary import Counts, Goodput, Intervals, Rates, Slo, Summary, summarize
 
 __all__ = [
     "LATENCIES",
@@ -19,6 +19,7 @@ __all__ = [
     "Distribution",
     "Goodput",
     "Hardware",
+    "Intervals",
     "MetricDistance",
     "MetricError",
     "Rates",

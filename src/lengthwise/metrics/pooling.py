@@ -30,7 +30,7 @@ def combine(summaries: Sequence[Summary]) -> Summary:
     _check_seeds(summaries)
     if len(summaries) == 1:
         return summaries[0]
-    level = summaries[0].level
+    level = summaries[0].intervals.level
 
     def over_seeds(parts: list[Estimate]) -> Estimate:
         mean = mean_estimate([part.value for part in parts], level)
@@ -41,7 +41,7 @@ def combine(summaries: Sequence[Summary]) -> Summary:
 
     seeds = tuple(s.seeds[0] for s in summaries)
     merged: Summary = _merge(summaries, over_seeds)
-    return dataclasses.replace(merged, seeds=seeds, intervals="seeds")
+    return dataclasses.replace(merged, seeds=seeds, intervals=dataclasses.replace(merged.intervals, source="seeds"))
 
 
 def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = False) -> Summary:
@@ -66,10 +66,11 @@ def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = F
             return Estimate(change)
         return Estimate(change / reference if reference else math.nan)
 
-    level = a[0].level
+    level = a[0].intervals.level
     pairs = [_merge((x, by_seed[x.seeds]), subtract, sign=-1) for x in a]
     merged: Summary = _merge(pairs, lambda parts: mean_estimate([part.value for part in parts], level))
-    return dataclasses.replace(merged, seeds=tuple(s.seeds[0] for s in a), intervals="difference")
+    intervals = dataclasses.replace(merged.intervals, source="difference")
+    return dataclasses.replace(merged, seeds=tuple(s.seeds[0] for s in a), intervals=intervals)
 
 
 def _check_seeds(summaries: Sequence[Summary]) -> None:
@@ -129,7 +130,7 @@ def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary
             f"a model interval needs runs and a level between 0 and 1; there are {len(perturbed)} at level {level}"
         )
     extended: Summary = _with_intervals((summary, run, *perturbed), level, "")
-    return dataclasses.replace(extended, model_level=level)
+    return dataclasses.replace(extended, intervals=dataclasses.replace(extended.intervals, model_level=level))
 
 
 def _with_intervals(parts: Sequence[Any], level: float, name: str) -> Any:

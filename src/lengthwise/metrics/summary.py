@@ -100,6 +100,15 @@ class Goodput:
 
 
 @dataclass(frozen=True)
+class Intervals:
+    """Where the intervals of a summary come from."""
+
+    source: str  # "batch means" within one run, "seeds" over several, "difference" of two
+    level: float  # confidence level of every interval
+    model_level: float = math.nan  # of ``model_low`` and ``model_high``; NaN where there are none
+
+
+@dataclass(frozen=True)
 class Summary:
     """Statistics of one run, or of several seeds of it.
 
@@ -110,8 +119,7 @@ class Summary:
 
     name: str  # name of the records
     seeds: tuple[int, ...]  # seeds of the runs
-    intervals: str  # "batch means" within one run, "seeds" over several, "difference" of two
-    level: float  # confidence level of every interval
+    intervals: Intervals
     window_s: Estimate  # seconds from the end of the warm-up to the last event
     counts: Counts  # requests by bucket, warm-up left out
     rates: Rates  # throughput in the window
@@ -123,7 +131,6 @@ class Summary:
     normalized_latency_s: Distribution  # JCT per output token
     goodput: Goodput | None  # None without an SLO
     hardware: Hardware | None  # None without a deployment; over the complete run, warm-up included
-    model_level: float = math.nan  # of ``model_low`` and ``model_high``; NaN where there are none
 
 
 Window = slice | Ints  # requests that count: consecutive rows, or row numbers
@@ -161,8 +168,7 @@ def summarize(
     return Summary(
         name=records.name,
         seeds=(records.seed,),
-        intervals="batch means",
-        level=level,
+        intervals=Intervals("batch means", level),
         window_s=Estimate(span_s),
         counts=bucket_counts(r),
         rates=_rates(records, start_s, level),

@@ -7,7 +7,8 @@ numbers are null. Units are in the names. The file of simulated or measured vari
       {"name": str,
        "binding": {"resource": str, "description": str, "warning": str},
        "deployment": null where an engine was measured, else the values of ``deployment_facts``,
-       "summary": the fields of lengthwise.metrics.Summary; an estimate is
+       "summary": the fields of lengthwise.metrics.Summary, with the fields of its intervals beside them ("intervals" is
+                  their source); an estimate is
                   {"value": number | null, "half_width": number | null} and, where the cost model's error is known,
                   "model_low" and "model_high",
        "notes": [str],
@@ -29,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.metrics import Summary
 from lengthwise.report.binding import binding_of
 from lengthwise.report.result import Result, check_results
 from lengthwise.schema.deployment import Deployment
@@ -63,18 +65,24 @@ def _result(result: Result) -> dict[str, Any]:
     if result.model_draws and result.deployment is not None:
         errors = [dataclasses.asdict(error) for error in result.deployment.cost.evidence.errors]
         parts = [{key: value for key, value in part.items() if value is not None} for part in errors]
-        model_error = {"level": result.summary.model_level, "draws": result.model_draws, "parts": parts}
+        model_error = {"level": result.summary.intervals.model_level, "draws": result.model_draws, "parts": parts}
     return {
         "name": result.name,
         "binding": binding_of(result),
         "deployment": None if result.deployment is None else deployment_facts(result.deployment),
-        "summary": result.summary,
+        "summary": _summary(result.summary),
         "notes": result.notes,
         "model_error": model_error,
         "beyond_reach": result.out_of_range,
         "engine": result.engine,
         "scenario": result.scenario_text,
     }
+
+
+def _summary(summary: Summary) -> dict[str, Any]:
+    fields = plain(summary)
+    intervals = fields.pop("intervals")
+    return {**fields, "intervals": intervals.pop("source"), **intervals}
 
 
 def deployment_facts(deployment: Deployment) -> dict[str, Any]:

@@ -33,8 +33,8 @@ YIELD_NAMES = (
 
 def write_schedule_html(path: Path | str, plan: SchedulePlan) -> None:
     """Write a self-contained page of a schedule; raise MissingExtraError or OutputError."""
-    static = plan.static.words if plan.static else "static batching: no batch meets the bound"
-    yields = zip(YIELD_NAMES, _yield_cells(plan.chosen), _yield_cells(plan.static), strict=True)
+    static = plan.static.best.words if plan.static.best else "static batching: no batch meets the bound"
+    yields = zip(YIELD_NAMES, _yield_cells(plan.chosen), _yield_cells(plan.static.best), strict=True)
     write_page(
         path,
         "schedule",
@@ -44,10 +44,10 @@ def write_schedule_html(path: Path | str, plan: SchedulePlan) -> None:
         answers=text.sentences(plan),
         breakpoints=[(f"from {seconds(kink.bound_s)}", kink.words) for kink in plan.breakpoints],
         chosen=(("", plan.chosen.words, static), list(yields)),
-        spreads=_table(text.SPREAD_HEADS, [text.spread_cells(spread) for spread in plan.spreads]),
-        sides=_table(text.SIDE_HEADS, [text.side_cells(side) for side in plan.sides]),
+        spreads=_table(text.SPREAD_HEADS, [text.spread_cells(spread) for spread in plan.uncertainty.spreads]),
+        sides=_table(text.SIDE_HEADS, [text.side_cells(side) for side in plan.search.sides]),
         others=_table(text.OTHER_HEADS, [text.other_cells(other, plan.chosen) for other in plan.others]),
-        drift=_table(text.DRIFT_HEADS, [text.drift_cells(row, plan.bound_s) for row in plan.drift]),
+        drift=_table(text.DRIFT_HEADS, [text.drift_cells(row, plan.bound.limit_s) for row in plan.drift]),
         reload=(
             f"Loading weights takes {seconds(plan.redeploy.dram_s)} from host memory and "
             f"{seconds(plan.redeploy.ssd_s)} from drives ({plan.redeploy.source}); a change of B_E or N_D "
@@ -81,21 +81,22 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequenc
 def figures(plan: SchedulePlan) -> dict[str, Any]:
     """Return the curves of the frontier and the bars of the timeline."""
     static_by_formula = []
-    if plan.static_front:
-        static_by_formula = [_curve("static batching, by formula", STRATEGIES["static"], "dashdot", plan.static_front)]
-    chosen_latency_s = plan.chosen.latency_high_s if plan.worst_case else plan.chosen.latency_s
+    if plan.static.front:
+        static_by_formula = [_curve("static batching, by formula", STRATEGIES["static"], "dashdot", plan.static.front)]
+    chosen_latency_s = plan.chosen.latency_high_s if plan.bound.worst_case else plan.chosen.latency_s
+    static = plan.static.best
     return {
-        "bound": json_number(plan.bound_s),
-        "worst": plan.worst_case,
+        "bound": json_number(plan.bound.limit_s),
+        "worst": plan.bound.worst_case,
         "curves": [_curve(strategy.upper(), STRATEGIES[strategy], "solid", points) for strategy, points in plan.front],
         "others": static_by_formula
         + [_curve(SYSTEM_NAMES[one.system], *OTHERS[one.system], one.front) for one in plan.others],
         "chosen": _mark(plan.chosen, chosen_latency_s),
-        "static": None if plan.static is None else _mark(plan.static, plan.static.latency_s),
-        "stages": list(plan.stages),
+        "static": None if static is None else _mark(static, static.latency_s),
+        "stages": list(plan.timeline.stages),
         "bars": [
             [bar.stage, json_number(bar.start_s), json_number(bar.end_s), int(bar.encodes), bar.micro_batch]
-            for bar in plan.timeline
+            for bar in plan.timeline.bars
         ],
     }
 
@@ -118,10 +119,23 @@ def _mark(row: ScheduleRow, latency_s: float) -> Figure:
 
 def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[str] | None = None) -> None:
     """Write a choice, with ``answer`` (None: as the command prints it), to a JSON file; raise OutputError."""
-    fields = plain(plan)
-    fields["front"] = [{"strategy": strategy, "points": points} for strategy, points in fields["front"]]
-    answer = text.sentences(plan) if answer is None else answer
-    write_whole(path, json_text("schedule", {"answer": answer, **fields}).encode())
+    fields = {"answer": text.sentences(plan) if answer is None else answer, **plain(plan)}
+    bound, static, timeline, uncertainty = (fields.pop(name) for name in ("bound", "static", "timeline", "uncertainty"))
+    fields |= {
+        "bound_s": bound["limit_s"],
+        "level": bound["level"],
+        "quantile_tokens": bound["tokens"],
+        "worst_case": bound["worst_case"],
+        **fields.pop("search"),
+        "static": static["best"],
+        "static_front": static["front"],
+        "front": [{"strategy": strategy, "points": points} for strategy, points in fields["front"]],
+        "stages": timeline["stages"],
+        "timeline": timeline["bars"],
+        "spreads": uncertainty["spreads"],
+        "spread_notes": uncertainty["notes"],
+    }
+    write_whole(path, json_text("schedule", fields).encode())
 
 
 def write_watched_json(path: Path | str, report: Watched) -> None:

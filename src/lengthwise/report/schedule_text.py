@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 from lengthwise.report.formatting import PLUS_MINUS, UNKNOWN, amount, counted, percent, seconds, span
 from lengthwise.schema import schedule
-from lengthwise.schema.schedule import SYSTEM_NAMES, DriftRow, OtherSystem, SchedulePlan, ScheduleRow, Spread
+from lengthwise.schema.schedule import (
+    SYSTEM_NAMES,
+    DriftRow,
+    LatencyBound,
+    OtherSystem,
+    SchedulePlan,
+    ScheduleRow,
+    ScheduleSearch,
+    Spread,
+)
 
 OTHER_HEADS = ("system", "best that meets the bound", "requests/s", "95 %", "latency", "worst case", "x chosen")
 SPREAD_HEADS = ("if", "requests/s", "latency, s", "worst case, s", "within", "bound met in")
@@ -24,14 +33,14 @@ SIMILAR_NEIGHBOURS = 0.15  # rank correlation of neighbours that voids a watch's
 
 def sentences(plan: SchedulePlan) -> list[str]:
     """Return what the plan says: the choice, alternatives, uncertainty, effort, drift."""
-    chosen, static = plan.chosen, plan.static
-    bound = "Without a latency bound"
-    if math.isfinite(plan.bound_s):
-        case = "even in the worst case" if plan.worst_case else "as expected"
-        bound = f"Within {plan.bound_s:g} s for outputs of {tokens_text(plan.quantile_tokens)} {case}"
+    chosen, static, bound = plan.chosen, plan.static.best, plan.bound
+    condition, is_bounded = "Without a latency bound", math.isfinite(bound.limit_s)
+    if is_bounded:
+        case = "even in the worst case" if bound.worst_case else "as expected"
+        condition = f"Within {bound.limit_s:g} s for outputs of {tokens_text(bound.tokens)} {case}"
     rate, latency, worst_case = yield_cells(chosen)
     choice = f"the best schedule by these cost tables is {chosen.words}"
-    made = [f"{bound}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
+    made = [f"{condition}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
     if plan.parts is not None:
         parts = plan.parts
         made.append(
@@ -47,14 +56,14 @@ def sentences(plan: SchedulePlan) -> list[str]:
             f"at {seconds(static.latency_s)}; the chosen schedule reaches "
             f"{chosen.throughput_rps / static.throughput_rps:.2f} times this throughput."
         )
-    made += _other_sentences(plan)
-    made += [_spread_sentence(spread, plan) for spread in plan.spreads]
-    return [*made, *plan.spread_notes, _search_sentence(plan), *_drift_sentences(plan)]
+    made += _other_sentences(plan.others, chosen.throughput_rps)
+    made += [_spread_sentence(spread, bound) for spread in plan.uncertainty.spreads]
+    made += [*plan.uncertainty.notes, _search_sentence(plan.search)]
+    return made + _drift_sentences(plan.drift, is_bounded=is_bounded)
 
 
-def _other_sentences(plan: SchedulePlan) -> list[str]:
-    own = plan.chosen.throughput_rps
-    found = sorted(((other, other.best) for other in plan.others if other.best), key=lambda one: -one[1].throughput_rps)
+def _other_sentences(others: Sequence[OtherSystem], own: float) -> list[str]:
+    found = sorted(((other, other.best) for other in others if other.best), key=lambda one: -one[1].throughput_rps)
 
     def ratios(some: Sequence[tuple[OtherSystem, ScheduleRow]]) -> str:
         return ", ".join(f"{SYSTEM_NAMES[one.system]} {row.throughput_rps / own:.2f}" for one, row in some)
@@ -62,7 +71,7 @@ def _other_sentences(plan: SchedulePlan) -> list[str]:
     faster = [(other, row) for other, row in found if other.low_rps > own]
     similar = [SYSTEM_NAMES[other.system] for other, _ in found if other.low_rps <= own <= other.high_rps]
     slower = [(other, row) for other, row in found if other.high_rps < own]
-    infeasible = [SYSTEM_NAMES[other.system] for other in plan.others if other.best is None]
+    infeasible = [SYSTEM_NAMES[other.system] for other in others if other.best is None]
     made = []
     if faster:
         best = faster[0][1]
@@ -83,15 +92,15 @@ def _other_sentences(plan: SchedulePlan) -> list[str]:
     return made
 
 
-def _spread_sentence(spread: Spread, plan: SchedulePlan) -> str:
-    latency_s = spread.latency_high_s if plan.worst_case else spread.latency_s
+def _spread_sentence(spread: Spread, bound: LatencyBound) -> str:
+    latency_s = spread.latency_high_s if bound.worst_case else spread.latency_s
     text = (
         f"If {SPREAD_CAUSES[spread.source].format(requests=spread.requests)}: {_interval(spread.throughput_rps)} "
-        f"requests/s, latency {_interval(latency_s)} s{' in the worst case' if plan.worst_case else ''} "
+        f"requests/s, latency {_interval(latency_s)} s{' in the worst case' if bound.worst_case else ''} "
         f"({percent(spread.level)} interval)"
     )
     share = percent(spread.held_share)
-    if math.isfinite(plan.bound_s):
+    if math.isfinite(bound.limit_s):
         return f"{text}; the bound is met in {share} of {spread.draws} draws."
     return f"{text}." if spread.held_share == 1 else f"{text}; the memory suffices in {share} of {spread.draws} draws."
 
@@ -103,31 +112,30 @@ def _interval(ends: tuple[float, float]) -> str:
     return span(low, high) if math.isfinite(high) else f"from {span(low, low).split(UNKNOWN)[0]}"
 
 
-def _search_sentence(plan: SchedulePlan) -> str:
-    if plan.evaluated >= plan.points:
-        return f"All {plan.points:,} schedules were evaluated; none has a higher throughput."
-    text = f"{plan.evaluated:,} of {plan.points:,} schedules were evaluated"
-    if not math.isfinite(plan.gap):
+def _search_sentence(search: ScheduleSearch) -> str:
+    if search.evaluated >= search.points:
+        return f"All {search.points:,} schedules were evaluated; none has a higher throughput."
+    text = f"{search.evaluated:,} of {search.points:,} schedules were evaluated"
+    if not math.isfinite(search.gap):
         return f"{text}; the bound is at the edge of what is feasible, so little is known about the others."
-    more = "a higher throughput" if plan.gap < 0.0005 else f"over {100 * plan.gap:.1f} % more throughput"
-    if all(side.at_most_proved for side in plan.sides if side.evaluated):
+    more = "a higher throughput" if search.gap < 0.0005 else f"over {100 * search.gap:.1f} % more throughput"
+    if all(side.at_most_proved for side in search.sides if side.evaluated):
         return f"{text}; as far as the estimates are monotone, none has {more}."
     hint = "This is not proved: RRA's estimates are not monotone for short phases, so these were evaluated as well."
     return f"{text}; by the bounds of the search none has {more}. {hint}"
 
 
-def _drift_sentences(plan: SchedulePlan) -> list[str]:
+def _drift_sentences(drift: Sequence[DriftRow], *, is_bounded: bool) -> list[str]:
     """Return the drifts that break the bound or exceed the memory, and the margin that would have prevented it."""
-    is_bounded = math.isfinite(plan.bound_s)
-    unfit = [row for row in plan.drift if row.retained is None]
-    broken = [row for row in plan.drift if is_bounded and row.retained is not None and not row.is_satisfied]
+    unfit = [row for row in drift if row.retained is None]
+    broken = [row for row in drift if is_bounded and row.retained is not None and not row.is_satisfied]
     made = []
     if broken:
         made.append(f"The bound breaks if the output lengths change by: {_moves(broken)}.{_margin_sentence(broken)}")
     if unfit:
         margin = _margin_sentence(unfit) if is_bounded else ""
         made.append(f"The schedule exceeds the memory if the output lengths change by: {_moves(unfit)}.{margin}")
-    if is_bounded and plan.drift and not made:
+    if is_bounded and drift and not made:
         return ["The bound holds under every tried change of the output lengths."]
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,8 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
     }
     if math.isfinite(best.capacity_rps.value):
         key_values["Capacity"] = f"{text.estimate_text(best.capacity_rps)} requests/s"
-    if best.binds:
-        key_values["Bound by"] = text.metric_name(best.binds)
+    if best.bottleneck.binds:
+        key_values["Bound by"] = text.metric_name(best.bottleneck.binds)
     tied = [choice.name for choice in plan.choices[1 : plan.tied]]
     more = f" and {len(tied) - NAMED:,} more" if len(tied) > NAMED else ""
     tied_text = f"Tied with it, within the intervals: {', '.join(tied[:NAMED])}{more}." if tied else ""
@@ -85,7 +86,7 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
         "hint": "higher is better" if plan.objective.higher_is_better else "lower is better",
         "key_values": key_values,
         "tied": tied_text or ("No other configuration is tied with it." if len(plan.choices) > 1 else ""),
-        "reasons": [*plan.cause, *([best.cause] if best.cause else [])],
+        "reasons": [*plan.cause, *([best.bottleneck.cause] if best.bottleneck.cause else [])],
         "bars": _bars(plan),
     }
 
@@ -139,7 +140,7 @@ def _listing(plan: Plan) -> dict[str, Any]:
         estimates = [(choice.objective, ""), *([(choice.capacity_rps, "")] if has_capacity else [])]
         for limit, (factor, _) in zip(plan.limits, scales, strict=True):
             e = choice.at.values.get(limit.metric, Estimate(math.nan)) if choice.at else Estimate(math.nan)
-            css = "binds" if choice.binds == limit.metric else ""
+            css = "binds" if choice.bottleneck.binds == limit.metric else ""
             estimates.append((Estimate(e.value * factor, e.half_width * factor), css))
         cells: Row = [
             choice.name,
@@ -148,7 +149,7 @@ def _listing(plan: Plan) -> dict[str, Any]:
             _sortable(choice.price_per_hour_usd, f"{choice.price_per_hour_usd:,.2f}"),
             _sortable(choice.price_per_hour_usd, f"{choice.price_per_hour_usd * MONTH_H:,.0f}"),
             *(_sortable(estimate.value, *text.value_texts(estimate), css=css) for estimate, css in estimates),
-            text.metric_name(choice.binds) or UNKNOWN,
+            text.metric_name(choice.bottleneck.binds) or UNKNOWN,
             _sortable(choice.simulations, f"{choice.simulations:,}"),
         ]
         rows.append((choice.status is Status.SCOUTED, cells))
@@ -163,9 +164,10 @@ def _listing(plan: Plan) -> dict[str, Any]:
     excluded = [c for c in plan.choices if c.status in (Status.REJECTED, Status.PRUNED)]
     reasons = []
     for choice in excluded[:LISTED]:
-        value = f"{text.estimate_text(Estimate(choice.bound))} {plan.objective.unit}".strip()
-        bound = f" (bound: {value})" if math.isfinite(choice.bound) else ""
-        reasons.append([choice.name, choice.status.value, f"{choice.reason or choice.region}{bound}"])
+        value = f"{text.estimate_text(Estimate(choice.bounds.objective))} {plan.objective.unit}".strip()
+        bound = f" (bound: {value})" if math.isfinite(choice.bounds.objective) else ""
+        reason = choice.exclusion.reason or choice.exclusion.region
+        reasons.append([choice.name, choice.status.value, f"{reason}{bound}"])
     return {
         "heads": [*heads, *(["req/s"] if has_capacity else []), *limit_heads, "bound by", "runs"],
         "rows": rows,
@@ -252,12 +254,13 @@ def _excluded_counts(
     pairs = list(combinations(range(len(values)), 2)) or ([(0, 0)] if values else [])
     counts: dict[str, dict[tuple[int, int, str], list[int]]] = {f"{a},{b}": {} for a, b in pairs}
     for choice in choices:
-        settings, region = _settings(choice, values), choice.region or choice.reason
+        settings, exclusion = _settings(choice, values), choice.exclusion
+        region = exclusion.region or exclusion.reason
         for a, b in pairs:
             cell = counts[f"{a},{b}"]
             key = settings[a], settings[b], region
             if key not in cell:  # the first choice's reason is the example
-                cell[key] = [reasons.setdefault((region, choice.reason), len(reasons)), 0]
+                cell[key] = [reasons.setdefault((region, exclusion.reason), len(reasons)), 0]
             cell[key][1] += 1
     return list(reasons), {pair: [[a, b, *count] for (a, b, _), count in cell.items()] for pair, cell in counts.items()}
 
@@ -297,7 +300,7 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
             rate, usd, *numbers = map(finite_number, (p.rate_rps, usd_per_thousand(c, p), *(p.value(n) for n in names)))
             points.append([rate, usd, int(p.satisfied), *numbers])
         columns |= {
-            "binds": text.metric_name(c.binds),
+            "binds": text.metric_name(c.bottleneck.binds),
             "at": curve.index(c.at) if c.at else -1,
             "halves": [finite_number(known[name].half_width) if name in known else None for name in names],
             "points": points,
@@ -308,5 +311,19 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
 def write_search_json(path: Path | str, study: Study) -> None:
     """Write everything that a search found to a JSON file; raise InputError if names repeat, or OutputError."""
     text.check_study(study)
-    plans = [{"name": plan.name, "best": plan.best.key if plan.best else None, **plain(plan)} for plan in study.plans]
+    plans = [
+        {
+            "name": plan.name,
+            "best": plan.best.key if plan.best else None,
+            **plain(replace(plan, choices=())),
+            "choices": [_choice_fields(choice) for choice in plan.choices],
+        }
+        for plan in study.plans
+    ]
     write_whole(path, json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps}).encode())
+
+
+def _choice_fields(choice: Choice) -> dict[str, Any]:
+    fields = plain(choice)
+    exclusion, bounds, bottleneck = (fields.pop(name) for name in ("exclusion", "bounds", "bottleneck"))
+    return {**fields, **exclusion, "bound": bounds["objective"], "bound_rps": bounds["rate_rps"], **bottleneck}

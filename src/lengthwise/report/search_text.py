@@ -18,7 +18,7 @@ from lengthwise.report.result_page import METADATA
 from lengthwise.report.summary_table import LESS, MORE, NEITHER
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
+from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
 
 OTHERS = {  # label, unit and better direction of metrics other than latencies
     "goodput": ("Within SLO", "share", MORE),
@@ -88,7 +88,7 @@ def metric_text(metric: str, value: float) -> str:
 
 
 def metric_name(name: str) -> str:
-    """Return the label of ``Choice.binds``: a metric's, or the word itself."""
+    """Return the label of ``Bottleneck.binds``: a metric's, or the word itself."""
     return quantity(name).label if "." in name or name in OTHERS else name
 
 
@@ -260,7 +260,7 @@ def _ranking(plan: Plan, top: int) -> Table:
         cells = []
         for limit, (factor, _) in zip(limits, scales, strict=True):
             value = amount((choice.at.value(limit.metric) if choice.at else math.nan) * factor)
-            is_binding = choice.binds == limit.metric
+            is_binding = choice.bottleneck.binds == limit.metric
             cells.append(Text(f"{value}*" if is_binding else value, style="bold" if is_binding else ""))
         made.add_row(
             Text(rank_text(plan, i)),
@@ -280,7 +280,7 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
         "=1: tied with the best.": plan.tied > 1,
         "~: scouted, known roughly.": any(c.status is Status.SCOUTED for c in shown[:top]),
-        "*: the binding limit.": any("." in c.binds for c in shown[:top]),
+        "*: the binding limit.": any("." in c.bottleneck.binds for c in shown[:top]),
     }
     lines = [Text(" ".join(text for text, applies in legend.items() if applies), style="dim")]
     if len(shown) > top:
@@ -289,9 +289,9 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
         lines.append(Text(f"Also met: {', '.join(map(limit_text, plan.limits[LIMIT_COLUMNS:]))}.", style="dim"))
     lines.append(Text.assemble("Best: ", (best.name, "bold")))
     lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.cause]
-    if best.binds or best.cause:
-        bound = capitalized(f"bound by {metric_name(best.binds)}. " if best.binds else "")
-        lines.append(Text.assemble("Bottleneck: ", (bound, "bold"), best.cause))
+    if (bottleneck := best.bottleneck) != Bottleneck():
+        bound = capitalized(f"bound by {metric_name(bottleneck.binds)}. " if bottleneck.binds else "")
+        lines.append(Text.assemble("Bottleneck: ", (bound, "bold"), bottleneck.cause))
     return Text("\n").join([*lines, *_shifts(plan)])
 
 

@@ -226,8 +226,8 @@ def _caption(results: list[Result]) -> Text:
 def intervals_note(results: Sequence[Result]) -> str:
     """Return where the intervals come from, and the remedy where there are none."""
     summary = results[0].summary
-    level = f"{100 * summary.level:g} % intervals"
-    if summary.intervals == "seeds":
+    level = f"{100 * summary.intervals.level:g} % intervals"
+    if summary.intervals.source == "seeds":
         few = ", few seeds: wide intervals" if len(summary.seeds) < FEW_SEEDS else ""
         return f"± half-widths of {level} over {len(summary.seeds)} seeds{few}"
     if not any(c.estimate.has_interval for row in rows(results) for c in row.cells):
@@ -241,7 +241,7 @@ def model_note(results: Sequence[Result]) -> str:
     if drawn is None:
         return ""
     detail = f"from {drawn.model_draws} more runs of the same requests; variants with one cost model share this error"
-    return f"In brackets: {100 * drawn.summary.model_level:g} % intervals of the cost model's error, {detail}"
+    return f"In brackets: {100 * drawn.summary.intervals.model_level:g} % intervals of the cost model's error, {detail}"
 
 
 def notes_of(results: Sequence[Result]) -> list[tuple[str, str]]:

@@ -22,7 +22,15 @@ from lengthwise.schedule.length_drift import drift
 from lengthwise.schedule.planner import TIE, Planner
 from lengthwise.schedule.stage_costs import Setting, normal_scores, projected_share
 from lengthwise.schema.errors import InputError, ScheduleError
-from lengthwise.schema.schedule import OtherSystem, ScheduleParts, SchedulePlan, TimelineBar
+from lengthwise.schema.schedule import (
+    LatencyBound,
+    OtherSystem,
+    ScheduleParts,
+    SchedulePlan,
+    StaticBatching,
+    Timeline,
+    TimelineBar,
+)
 from lengthwise.schema.workload import Floats
 
 Kind = Literal["encode", "decode"]
@@ -269,7 +277,8 @@ def build_plan(
         # The frontier found something better; the search for the choice then includes all that was estimated.
         better = planner.best(bound_s, separately=True)
         evaluated = sum(space.evaluated for space in planner.spaces)
-        choice = replace(better, evaluated=evaluated, seconds=choice.seconds + better.seconds)
+        seconds = choice.search.seconds + better.search.seconds
+        choice = replace(better, search=replace(better.search, evaluated=evaluated, seconds=seconds))
     fronts = evaluated_fronts(planner, {strategy: [*known_s, bound_s] for strategy, known_s in searched_s.items()})
     static = static_batches(planner.estimator)
     explained = explain(planner.estimator, choice.controls)
@@ -280,24 +289,18 @@ def build_plan(
     return SchedulePlan(
         name=name,
         metadata=dict(metadata or {}),
-        bound_s=bound_s,
-        level=setting.assumptions.level,
-        quantile_tokens=setting.bound_tokens,
-        worst_case=planner.worst_case,
+        bound=LatencyBound(bound_s, setting.bound_tokens, setting.assumptions.level, planner.worst_case),
         chosen=choice.row,
-        sides=choice.sides,
-        gap=choice.gap,
-        evaluated=choice.evaluated,
-        points=choice.points,
-        seconds=choice.seconds,
-        static=static.best(bound_s),
-        static_front=static.front(bound_s),
+        search=choice.search,
+        static=StaticBatching(static.best(bound_s), static.front(bound_s)),
         front=fronts,
         breakpoints=breakpoints(fronts),
         drift=drift(planner, choice),
         redeploy=redeployment(setting.model, setting.cluster, Strategy(choice.row.strategy)),
-        stages=tuple(f"{place}: {_stage_label(stage)}" for place, stage in enumerate(stages, 1)),
-        timeline=tuple(TimelineBar(v.stage, v.start_s, v.end_s, v.kind == "encode", v.micro_batch) for v in visits),
+        timeline=Timeline(
+            tuple(f"{place}: {_stage_label(stage)}" for place, stage in enumerate(stages, 1)),
+            tuple(TimelineBar(v.stage, v.start_s, v.end_s, v.kind == "encode", v.micro_batch) for v in visits),
+        ),
         others=other_systems(planner, bound_s, baselines, seed, progress),
         threshold=setting.assumptions.threshold,
         parts=best_parts(planner, bound_s, choice.row.throughput_rps),

@@ -31,7 +31,7 @@ from lengthwise.schedule.optimizer import (
 from lengthwise.schedule.search_space import REASONS, SearchSpace
 from lengthwise.schedule.stage_costs import Setting, TablesByDegree, cluster_tables, stage_bytes
 from lengthwise.schema.errors import InputError, ScheduleError
-from lengthwise.schema.schedule import ScheduleRow, ScheduleSide
+from lengthwise.schema.schedule import ScheduleRow, ScheduleSearch, ScheduleSide
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.schema.workload import Ints
 
@@ -156,21 +156,12 @@ def max_batches(space: SearchSpace, grid: Ints, bound_s: float) -> Ints:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen schedule and its optimality gap.
-
-    ``sides`` are every strategy and degree with its result. ``evaluated`` of ``points`` schedules were estimated, in
-    ``seconds``. The best of all has at most (1 + ``gap``) times the throughput, if the tolerances hold. Those of RRA's
-    short phases do not: with RRA among the strategies the gap is approximate, unless all schedules were evaluated.
-    """
+    """The chosen schedule and its search."""
 
     bound_s: float
     controls: Controls
     row: ScheduleRow
-    sides: tuple[ScheduleSide, ...]
-    evaluated: int
-    points: int
-    gap: float
-    seconds: float
+    search: ScheduleSearch
 
 
 class Planner:
@@ -213,7 +204,7 @@ class Planner:
         )  # fmt: skip
 
     def best(self, bound_s: float = math.inf, *, separately: bool = False, exhaustive: bool = False) -> Choice:
-        """Return the best schedule that meets a bound, to within ``Choice.gap``.
+        """Return the best schedule that meets a bound, to within ``ScheduleSearch.gap``.
 
         ``separately`` searches every space to its end, so that the best of each is known, at a higher cost;
         ``exhaustive`` evaluates every schedule.
@@ -246,16 +237,14 @@ class Planner:
                     space.strategy.value, space.tp, best, one.at_most_rps, space.size, one.result.evaluated, cause
                 )
             sides.append(side)
-        return Choice(
-            bound_s=bound_s,
-            controls=chosen.space.controls(chosen.best.point),
-            row=row,
+        search = ScheduleSearch(
             sides=tuple(sides),
             evaluated=sum(one.result.evaluated for one in results),
             points=sum(space.size for space in self.spaces),
             gap=max(0.0, max(one.at_most_rps for one in results) / row.throughput_rps - 1),
             seconds=self._clock() - started_s,
         )
+        return Choice(bound_s, chosen.space.controls(chosen.best.point), row, search)
 
     def best_row(self, bound_s: float = math.inf) -> ScheduleRow | None:
         """Return the best schedule that meets a bound; None: no schedule does."""

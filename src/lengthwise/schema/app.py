@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -161,13 +162,36 @@ class AppPlan:
     makespans_s: tuple[float, ...]  # [draws] of each of them
     quantiles_s: dict[float, float]  # by level: 0.05, 0.5, 0.95
     spans: tuple[AppSpan, ...]
-    idle_s: dict[str, float]  # GPU-seconds by reason (``AppSpan.what``), loading included, on the same draw
     flops: tuple[float, ...]  # [models] of all tasks
     tokens: tuple[int, ...]  # [models] output tokens of all tasks
     methods: tuple[AppMethod, ...] = ()
     what_ifs: tuple[AppWhatIf, ...] = ()
     search_s: float = 0.0  # seconds of planning
     notes: tuple[str, ...] = ()
+
+    @property
+    def idle_s(self) -> dict[str, float]:
+        """Return the GPU-seconds without a running model, by reason (``AppSpan.what``), loading included."""
+        found = defaultdict[str, float](float)
+        for span in self.spans:
+            if span.what != "run":
+                found[span.what] += span.end_s - span.start_s
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class Coins:
+    """Random events that decide which tasks become present, drawn or observed at run time."""
+
+    chance: Floats  # [k] probability that a coin succeeds, given that the one before it did
+    after: Ints  # [k] number of the coin before it, which is smaller, or -1
+
+    def __len__(self) -> int:
+        return len(self.chance)
+
+    def __post_init__(self) -> None:
+        if not (self.after < np.arange(len(self.after))).all():
+            raise InputError("every coin must depend on an earlier one")
 
 
 @dataclass(frozen=True)
@@ -192,10 +216,7 @@ class Tasks:
     parent: Ints  # [m] tasks whose outputs a task waits for
     shown: Ints  # [m] occurrences of the parent's output in the task's prompt; 0: the task only waits for it
     random_draw: Ints  # [n] coin of the task, or -1: it is always present
-    # [k] probability that the coin succeeds, given that the one before it did.
-    coin_chance: Floats = field(default_factory=lambda: np.zeros(0))
-    # [k] number of the coin before it, which is smaller, or -1.
-    coin_after: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    coins: Coins = field(default_factory=lambda: Coins(np.zeros(0), np.zeros(0, np.int64)))
 
     def __len__(self) -> int:
         return len(self.model)
@@ -210,8 +231,6 @@ class Tasks:
         child = np.repeat(np.arange(n), np.diff(self.parent_start))
         if len(self.parent) and not ((self.parent >= 0) & (self.parent < child)).all():
             raise InputError("every parent must come before its child")
-        if len(self.coin_after) and not (self.coin_after < np.arange(len(self.coin_after))).all():
-            raise InputError("every coin must depend on an earlier one")
 
     @cached_property
     def children(self) -> tuple[Ints, Ints]:

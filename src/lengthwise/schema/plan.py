@@ -70,6 +70,30 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Exclusion:
+    """Why a configuration was rejected or pruned; empty for others."""
+
+    reason: str = ""  # in a sentence
+    region: str = ""  # short name shared by configurations with the same reason
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a configuration by closed forms; NaN: not computed."""
+
+    objective: float = float("nan")
+    rate_rps: float = float("nan")  # above it the queue grows
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What stops a higher rate."""
+
+    binds: str = ""  # the limit that bounds the rate (its metric), or "throughput"
+    cause: str = ""  # the bottleneck of the hardware at the operating point, in a sentence
+
+
+@dataclass(frozen=True)
 class Choice:
     """One configuration and its results."""
 
@@ -79,16 +103,13 @@ class Choice:
     gpus: int  # of all replicas
     price_per_hour_usd: float  # of all GPUs
     status: Status
-    reason: str = ""  # why it was rejected or pruned, in a sentence; otherwise ""
-    region: str = ""  # short name shared by configurations with the same reason; otherwise ""
+    exclusion: Exclusion = Exclusion()
     objective: Estimate = UNKNOWN  # in the objective's unit
-    bound: float = float("nan")  # bound of the objective by closed forms; NaN: not computed
     capacity_rps: Estimate = UNKNOWN  # largest rate within the limits, if the objective needs it
-    bound_rps: float = float("nan")  # rate above which the queue grows, by closed forms; NaN: not computed
+    bounds: Bounds = Bounds()
     at: Point | None = None  # operating point, at which the objective was measured; None: not simulated
     points: tuple[Point, ...] = ()  # load curve by rate, including the operating point
-    binds: str = ""  # the limit that bounds the rate (its metric), or "throughput"
-    cause: str = ""  # the bottleneck of the hardware at the operating point, in a sentence
+    bottleneck: Bottleneck = Bottleneck()
     simulations: int = 0
     requests: int = 0  # requests in all simulations
 

@@ -80,6 +80,16 @@ def _split_label(tp: int, stages: int, replicas: int) -> str:
 
 
 @dataclass(frozen=True)
+class LatencyBound:
+    """A bound on the latency of an output of ``tokens``."""
+
+    limit_s: float  # infinite: none
+    tokens: int
+    level: float = 0.99  # of the output lengths; ``tokens`` is that quantile unless it was given
+    worst_case: bool = True  # whether the bound limits ``latency_high_s`` rather than ``latency_s``
+
+
+@dataclass(frozen=True)
 class Spread:
     """Uncertainty of an unchanged schedule's performance."""
 
@@ -92,6 +102,14 @@ class Spread:
     latency_s: tuple[float, float]
     latency_high_s: tuple[float, float]
     held_share: float  # share of the draws that meet the bound or, without a bound, fit in memory
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Uncertainty by source, and sentences on what it leaves out and where measurements are extrapolated."""
+
+    spreads: tuple[Spread, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,22 @@ class ScheduleSide:
     def at_most_proved(self) -> bool:
         """Return whether ``at_most_rps`` is proved; for RRA it is only if all of its schedules were estimated."""
         return self.strategy != "rra" or self.evaluated >= self.points
+
+
+@dataclass(frozen=True)
+class ScheduleSearch:
+    """The search for a schedule: the result of every side, and how far the best of all can be from the choice.
+
+    ``evaluated`` of ``points`` schedules were estimated, in ``seconds``. The best of all has at most (1 + ``gap``)
+    times the chosen throughput, if the tolerances hold. Those of RRA's short phases do not: with RRA among the sides
+    the gap is approximate, unless all schedules were evaluated.
+    """
+
+    sides: tuple[ScheduleSide, ...]
+    evaluated: int
+    points: int
+    gap: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -142,6 +176,14 @@ class FrontPoint:
     row: ScheduleRow
     # Its throughput under errors of the cost tables, as in ``Spread``; None: unknown.
     band_rps: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class StaticBatching:
+    """The largest static batch that meets the bound (None: none does), and the front of all batches."""
+
+    best: ScheduleRow | None = None
+    front: tuple[FrontPoint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,34 +247,32 @@ class TimelineBar:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """What each stage does over time; ``stages`` are the labels by ``TimelineBar.stage``."""
+
+    stages: tuple[str, ...] = ()
+    bars: tuple[TimelineBar, ...] = ()
+
+
+@dataclass(frozen=True)
 class SchedulePlan:
     """The answer of ``lengthwise schedule``."""
 
     name: str
     metadata: dict[str, str]
-    bound_s: float  # latency bound; infinite: none
-    level: float
-    quantile_tokens: int
-    worst_case: bool  # whether the bound limits ``latency_high_s`` rather than ``latency_s``
+    bound: LatencyBound
     chosen: ScheduleRow
-    sides: tuple[ScheduleSide, ...]
-    gap: float  # the best of all has at most (1 + gap) times the chosen throughput, if the tolerances hold
-    evaluated: int
-    points: int
-    seconds: float
-    static: ScheduleRow | None = None  # the largest static batch that meets the bound; None: none does
+    search: ScheduleSearch
+    static: StaticBatching = StaticBatching()
     front: tuple[tuple[str, tuple[FrontPoint, ...]], ...] = ()
     breakpoints: tuple[Kink, ...] = ()
     drift: tuple[DriftRow, ...] = ()
     redeploy: Redeployment = Redeployment(math.nan, math.nan, "")
-    stages: tuple[str, ...] = ()
-    timeline: tuple[TimelineBar, ...] = ()
-    spreads: tuple[Spread, ...] = ()
-    spread_notes: tuple[str, ...] = ()
+    timeline: Timeline = Timeline()
+    uncertainty: Uncertainty = Uncertainty()
     others: tuple[OtherSystem, ...] = ()
     # Share of the mean within which prefills and decode batches are kept; None: they are not resized.
     threshold: float | None = None
-    static_front: tuple[FrontPoint, ...] = ()
     # The GPUs split into parts that serve more than all of them together; None: no split does.
     parts: ScheduleParts | None = None
 

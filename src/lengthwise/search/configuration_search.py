@@ -14,7 +14,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.plan import Choice, Limit, Plan, Point, Region, Shift, Spent, Status, Study, Swap, Trade
+from lengthwise.schema.plan import (
+    Choice,
+    Exclusion,
+    Limit,
+    Plan,
+    Point,
+    Region,
+    Shift,
+    Spent,
+    Status,
+    Study,
+    Swap,
+    Trade,
+)
 from lengthwise.search.limits import LATENCIES, Question
 from lengthwise.search.objectives import Bench, Task, better
 from lengthwise.search.space import Axes, Settings, names_of, settings_key
@@ -173,7 +186,8 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
     run.expected["bound"] = len(settings)
     bounded = run.each("bound", _unevaluated(settings))
     done = [c for c in bounded if c.status is not Status.PRUNED]
-    waiting = sorted((c for c in bounded if c.status is Status.PRUNED), key=lambda c: _order(c.bound, question))
+    pending = [c for c in bounded if c.status is Status.PRUNED]
+    waiting = sorted(pending, key=lambda c: _order(c.bounds.objective, question))
     pruned: list[Choice] = []
     at, size = 0, FIRST_BATCH
     run.expected["scout"] = len(waiting)
@@ -188,13 +202,13 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
                 limit = last / PRUNING_SHARE
         promising: list[Choice] = []
         for choice in waiting[at : at + size]:
-            is_worse = not math.isnan(choice.bound) and better(limit, choice.bound, question)
+            is_worse = not math.isnan(choice.bounds.objective) and better(limit, choice.bounds.objective, question)
             (pruned if is_worse else promising).append(choice)
         done += run.each("scout", promising, threshold)
         run.expected["scout"] = len(waiting) - len(pruned)
         at, size = at + size, min(2 * size, LARGEST_BATCH)
-    reason, region = "even without queueing it would be worse", "cannot be among the best"
-    return done + [replace(c, reason=reason, region=region) for c in pruned]
+    exclusion = Exclusion("even without queueing it would be worse", "cannot be among the best")
+    return done + [replace(c, exclusion=exclusion) for c in pruned]
 
 
 def _unevaluated(settings: Sequence[Settings]) -> list[Choice]:
@@ -238,8 +252,8 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
             pruned = pruned[:LARGEST_BATCH]
         else:  # scouting promised more than exact results reached
             last = ranked[options.top - 1].objective.value
-            pruned = [c for c in pruned if better(c.bound, last, question)]
-        for choice in run.each("scout", [replace(c, reason="", region="") for c in pruned]):
+            pruned = [c for c in pruned if better(c.bounds.objective, last, question)]
+        for choice in run.each("scout", [replace(c, exclusion=Exclusion()) for c in pruned]):
             by_key[choice.key] = choice
             rough[choice.key] = choice.objective.value
     return list(by_key.values())
@@ -265,13 +279,13 @@ def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
     statuses = list(Status)
 
     def key(c: Choice) -> tuple[Any, ...]:
-        value = c.bound if c.status is Status.PRUNED else c.objective.value
+        value = c.bounds.objective if c.status is Status.PRUNED else c.objective.value
         # Of equal objectives, the one that uses less of its limits comes first.
         used = math.inf
         if c.at is not None:
             limits = [limit for limit in question.slo_limits.limits if not limit.at_least]
             used = max((c.at.value(limit.metric) / limit.bound for limit in limits), default=0.0)
-        return statuses.index(c.status), _order(value, question), used, -c.bound_rps, c.key
+        return statuses.index(c.status), _order(value, question), used, -c.bounds.rate_rps, c.key
 
     return sorted(choices, key=key)
 
@@ -388,8 +402,8 @@ def _regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
     """Return rejected and pruned choices grouped by their region, the largest group first."""
     groups: dict[str, list[Choice]] = {}
     for choice in choices:
-        if choice.region:
-            groups.setdefault(choice.region, []).append(choice)
+        if choice.exclusion.region:
+            groups.setdefault(choice.exclusion.region, []).append(choice)
     regions = []
     for name, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         shared: dict[str, tuple[Any, ...]] = {}  # settings with few values, and fewer than among all choices
@@ -398,7 +412,7 @@ def _regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
             everywhere = {c.settings[key] for c in choices if key in c.settings}
             if len(own) <= MAX_SHARED_VALUES and len(own) < len(everywhere):
                 shared[key] = own
-        regions.append(Region(name, len(group), group[0].reason, shared))
+        regions.append(Region(name, len(group), group[0].exclusion.reason, shared))
     return tuple(regions)
 
 
@@ -425,7 +439,7 @@ def _swap(one: Plan, other: Plan, run: Run) -> Swap:
         return Swap(one.name, other.name, UNKNOWN, math.nan)
     if choice.status in (Status.SCOUTED, Status.PRUNED):
         run.expected["rank"] = run.done.get("rank", 0) + 1
-        choice = run.each("rank", [replace(choice, reason="", region="")])[0]
+        choice = run.each("rank", [replace(choice, exclusion=Exclusion())])[0]
     value: Estimate = choice.objective if choice.status is Status.RANKED else UNKNOWN
     own, best = value.value, other.best.objective.value
     above, below = (best, own) if other.objective.higher_is_better else (own, best)

@@ -11,7 +11,7 @@ from lengthwise import engine
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Limit, Point, Status
+from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status
 from lengthwise.search import capacity_search
 from lengthwise.search.bounds import ceiling, fits_any
 from lengthwise.search.capacity_search import MIN_REQUESTS, Capacity, Effort, Trials
@@ -52,7 +52,7 @@ class Evaluation:
 
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
         metric, reason = next(iter(impossible.items()))
-        return rejected(choice, reason, f"breaks {metric} when idle")
+        return rejected(choice, Exclusion(reason, f"breaks {metric} when idle"))
 
 
 def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
@@ -60,10 +60,9 @@ def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
     return replace(choice, simulations=simulations, requests=requests, **changes)
 
 
-def rejected(choice: Choice, reason: str, region: str, effort: Effort | None = None, **changes: Any) -> Choice:
+def rejected(choice: Choice, exclusion: Exclusion, effort: Effort | None = None, **changes: Any) -> Choice:
     """Return a choice that cannot be used, with the effort of finding this out and other changes."""
-    rejection = {"status": Status.REJECTED, "reason": reason, "region": region, **changes}
-    return _with_effort(choice, effort or Effort(), **rejection)
+    return _with_effort(choice, effort or Effort(), status=Status.REJECTED, exclusion=exclusion, **changes)
 
 
 class AtCapacity(Evaluation):
@@ -75,7 +74,7 @@ class AtCapacity(Evaluation):
         if top.impossible:
             return self._impossible(choice, top.impossible)
         best = top.rate_rps * 3600 / choice.price_per_hour_usd if self._is_per_dollar else math.nan
-        return replace(choice, bound=best, bound_rps=top.rate_rps)
+        return replace(choice, bounds=Bounds(best, top.rate_rps))
 
     @property
     def _is_per_dollar(self) -> bool:
@@ -84,13 +83,17 @@ class AtCapacity(Evaluation):
     def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
         """Return the choice with a rough capacity, PRUNED where a limit breaks at the ``threshold`` objective."""
         slo_limits, rate = self.question.slo_limits, threshold * choice.price_per_hour_usd / 3600
-        if self._is_per_dollar and rate < choice.bound_rps:
+        if self._is_per_dollar and rate < choice.bounds.rate_rps:
             found = capacity_search.check_rate(rate, self.deployment, self.load, slo_limits)
             if found.binds:
                 reason = f"it breaks {found.binds} at the rate of {threshold:.4g} {self.question.objective.unit}"
-                region = f"breaks {found.binds} far below the best"
-                cause = {"bound": threshold, "reason": reason, "region": region, "binds": found.binds}
-                return _with_effort(choice, found.effort, **cause)
+                return _with_effort(
+                    choice,
+                    found.effort,
+                    bounds=replace(choice.bounds, objective=threshold),
+                    exclusion=Exclusion(reason, f"breaks {found.binds} far below the best"),
+                    bottleneck=Bottleneck(found.binds),
+                )
         found = capacity_search.scout(self.deployment, self.load, slo_limits)
         if not found.rate_rps.value > 0:
             return self._rejected(choice, found)
@@ -116,7 +119,8 @@ class AtCapacity(Evaluation):
             return self._rejected(choice, found)
         if not rate.has_interval and rate.value < min_rps:
             rough = Estimate(rate.value * 3600 / choice.price_per_hour_usd)
-            return _with_effort(choice, found.effort, objective=rough, capacity_rps=rate, binds=found.binds)
+            bottleneck = Bottleneck(found.binds)
+            return _with_effort(choice, found.effort, objective=rough, capacity_rps=rate, bottleneck=bottleneck)
         seeds = range(min(CURVE_SEEDS, question.seeds, self.load.seeds or CURVE_SEEDS))
 
         def measure(rate_rps: float, share: float = 1.0) -> Point:
@@ -146,16 +150,16 @@ class AtCapacity(Evaluation):
             status=status,
             objective=objective if status is Status.RANKED else Estimate(objective.value),
             capacity_rps=rate,
-            bound_rps=found.ceiling.rate_rps,
+            bounds=replace(choice.bounds, rate_rps=found.ceiling.rate_rps),
             at=at,
             points=(at,),
-            binds=found.binds,
+            bottleneck=Bottleneck(found.binds),
         )
 
     def _rejected(self, choice: Choice, found: Capacity) -> Choice:
         lowest = found.ceiling.rate_rps * capacity_search.FLOOR_SHARE
         reason = f"{found.binds} breaks at every tried rate, down to {lowest:.3g} requests/s"
-        return rejected(choice, reason, f"breaks {found.binds} at any rate", found.effort)
+        return rejected(choice, Exclusion(reason, f"breaks {found.binds} at any rate"), found.effort)
 
 
 class AtRate(Evaluation):
@@ -172,8 +176,9 @@ class AtRate(Evaluation):
             if deployment.parallel.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, Effort())
         elif is_sized and top.rate_rps < self._rate_rps:
-            return rejected(choice, f"it serves at most {top.rate_rps:.3g} requests/s", "cannot serve the rate")
-        return replace(choice, bound=self._size(deployment) if is_sized else math.nan, bound_rps=top.rate_rps)
+            reason = f"it serves at most {top.rate_rps:.3g} requests/s"
+            return rejected(choice, Exclusion(reason, "cannot serve the rate"))
+        return replace(choice, bounds=Bounds(self._size(deployment) if is_sized else math.nan, top.rate_rps))
 
     def scout(self, choice: Choice, _threshold: float = math.nan) -> Choice:
         """Return the choice with a rough number of replicas, for which bounds are tight, and the metrics of one run."""
@@ -253,7 +258,7 @@ class AtRate(Evaluation):
             effort,
             status=status,
             objective=objective if is_ranked else Estimate(objective.value),
-            binds=self._tightest(at),
+            bottleneck=Bottleneck(self._tightest(at)),
         )
 
     def _tightest(self, at: Point) -> str:
@@ -290,12 +295,12 @@ class AtRate(Evaluation):
     def _too_many_gpus(self, choice: Choice, deployment: Deployment, effort: Effort) -> Choice:
         gpus, max_gpus, usd = deployment.parallel.gpus, self.question.max_gpus, deployment.price_per_hour_usd
         reason = f"the rate needs {gpus} GPUs, and at most {max_gpus} are allowed"
-        region = f"takes more than {max_gpus} GPUs"
-        return rejected(choice, reason, region, effort, gpus=gpus, price_per_hour_usd=usd)
+        exclusion = Exclusion(reason, f"takes more than {max_gpus} GPUs")
+        return rejected(choice, exclusion, effort, gpus=gpus, price_per_hour_usd=usd)
 
 
 def _broken(choice: Choice, metric: str, effort: Effort, where: str) -> Choice:
-    return rejected(choice, f"{metric} breaks {where}", f"breaks {metric} {where}", effort)
+    return rejected(choice, Exclusion(f"{metric} breaks {where}", f"breaks {metric} {where}"), effort)
 
 
 class Makespan(Evaluation):
@@ -307,7 +312,7 @@ class Makespan(Evaluation):
         batches = [self.load.batch(seed, self.question.requests) for seed in seeds]
         rates = [ceiling(self.deployment, batch).rate_rps for batch in batches]
         min_s = min(len(batch) / rate for batch, rate in zip(batches, rates, strict=True))
-        return replace(choice, bound=min_s, bound_rps=max(rates))
+        return replace(choice, bounds=Bounds(min_s, max(rates)))
 
     def scout(self, choice: Choice, _threshold: float = math.nan) -> Choice:
         """Return the choice with the makespan of one seed."""
@@ -333,14 +338,15 @@ class Makespan(Evaluation):
             objective=makespan if status is Status.RANKED else Estimate(makespan.value),
             at=at,
             points=(at,),
-            binds="throughput",
+            bottleneck=Bottleneck("throughput"),
         )
         if (served := at.value("served")) < 1:
             reason = f"{1 - served:.1%} of the requests can never fit"
-            return rejected(measured, reason, "does not serve all requests")
+            return rejected(measured, Exclusion(reason, "does not serve all requests"))
         for limit in question.slo_limits.limits:
             if not limit.is_satisfied(value := at.value(limit.metric)):
-                return rejected(measured, f"{limit.metric} is {value:.3g}", f"breaks {limit.metric}")
+                exclusion = Exclusion(f"{limit.metric} is {value:.3g}", f"breaks {limit.metric}")
+                return rejected(measured, exclusion)
         return measured
 
 
@@ -408,16 +414,16 @@ class Bench:
         except InputError as error:
             regions = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
             region = next((name for kind, name in regions.items() if isinstance(error, kind)), "cannot be built")
-            return rejected(choice, str(error), region)
+            return rejected(choice, Exclusion(str(error), region))
         parallel, max_gpus = deployment.parallel, self.question.max_gpus
         choice = replace(choice, gpus=parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
         if parallel.gpus > max_gpus or parallel.gpus == 0:
             gpus = parallel.tp * parallel.pp * max(parallel.replicas, 1)
             reason = f"it takes {gpus} GPUs, and at most {max_gpus} are allowed"
-            return rejected(choice, reason, f"takes more than {max_gpus} GPUs", gpus=gpus)
+            return rejected(choice, Exclusion(reason, f"takes more than {max_gpus} GPUs"), gpus=gpus)
         if not fits_any(deployment, self.load):
             reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is rejected"
-            return rejected(choice, reason, "takes no request")
+            return rejected(choice, Exclusion(reason, "takes no request"))
         return evaluation_of(deployment, self.load, self.question).bound(choice)
 
     def _deployment(self, settings: Settings) -> Deployment:

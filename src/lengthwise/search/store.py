@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Point, Status
+from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Point, Status
 
 FILE = "evaluations.sqlite"
 SCHEMA_VERSION = 1
@@ -215,7 +215,9 @@ def from_dict(values: dict[str, Any]) -> Choice:
     estimates = {name: Estimate(**values[name]) for name in ("objective", "capacity_rps")}
     at = None if values["at"] is None else _point(values["at"])
     points = tuple(map(_point, values["points"]))
-    return Choice(**values | estimates | {"status": Status(values["status"]), "at": at, "points": points})
+    kinds = {"exclusion": Exclusion, "bounds": Bounds, "bottleneck": Bottleneck}
+    groups = {name: kind(**values[name]) for name, kind in kinds.items()}
+    return Choice(**values | estimates | groups | {"status": Status(values["status"]), "at": at, "points": points})
 
 
 def _point(values: dict[str, Any]) -> Point:

@@ -21,7 +21,7 @@ from lengthwise.schedule import TaskLengths
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, ProfileError, noted
-from lengthwise.schema.schedule import SchedulePlan, ScheduleRow
+from lengthwise.schema.schedule import SchedulePlan, ScheduleRow, Uncertainty
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.usecases.variants import TABLES, hardware
 
@@ -230,12 +230,17 @@ def _metadata(scenario: Scenario, requested: Question) -> dict[str, str]:
 
 def _with_uncertainty(plan: SchedulePlan, requested: Question, scenario: Scenario) -> SchedulePlan:
     """Return the plan with the uncertainty of the chosen schedule, and where it passes the range of measurements."""
-    estimator, bound_s, worst_case = requested.planner.estimator, plan.bound_s, plan.worst_case
+    estimator, bound = requested.planner.estimator, plan.bound
     spreads, notes, level = [], [], model_error.LEVEL
     if requested.sample is not None:
         spreads.append(
             schedule.over_resamples(
-                estimator, plan.chosen, requested.sample, bound_s, worst_case=worst_case, seed=scenario.run.seed
+                estimator,
+                plan.chosen,
+                requested.sample,
+                bound.limit_s,
+                worst_case=bound.worst_case,
+                seed=scenario.run.seed,
             )
         )
     else:
@@ -243,7 +248,7 @@ def _with_uncertainty(plan: SchedulePlan, requested: Question, scenario: Scenari
     if requested.perturbed:
         spreads.append(
             schedule.over_costs(
-                estimator, plan.chosen, requested.perturbed, bound_s, worst_case=worst_case, level=level
+                estimator, plan.chosen, requested.perturbed, bound.limit_s, worst_case=bound.worst_case, level=level
             )
         )
     elif scenario.run.model_draws == 0:
@@ -251,9 +256,9 @@ def _with_uncertainty(plan: SchedulePlan, requested: Question, scenario: Scenari
     else:
         notes.append("The cost tables do not record their error.")
     setting = estimator.setting
-    notes += reach_notes(plan.chosen, requested.task, plan.level, setting.tables, setting.cluster.gpus)
+    notes += reach_notes(plan.chosen, requested.task, bound.level, setting.tables, setting.cluster.gpus)
     front = schedule.banded(estimator, plan.front, requested.perturbed, level)
-    return replace(plan, spreads=tuple(spreads), spread_notes=tuple(notes), front=front)
+    return replace(plan, uncertainty=Uncertainty(tuple(spreads), tuple(notes)), front=front)
 
 
 def reach_notes(

@@ -169,9 +169,9 @@ class PhaseFollower:
             row = self._adapter.deployed
             row = replace(row, decode_steps=min(row.decode_steps, task.max_output_tokens))
         phases = limited(phases_of(row, task, None if before is None else before.threshold), self._max_num_seqs)
-        tokens = change.after.quantile_tokens
-        share = share_of(task, tokens, self._planned.level)
-        self._planned = replace(self._planned, row=row, phases=phases, bound_tokens=tokens, share=share)
+        bound = replace(self._planned.bound, tokens=change.after.quantile_tokens)
+        share = share_of(task, bound.tokens, bound.level)
+        self._planned = replace(self._planned, row=row, phases=phases, bound=bound, share=share)
         message, more = tuple(adaptation_sentences(adaptation)), Adapted(adaptation, self._planned)
         return ReplanEvent(message=message, phases=phases, schedule=row.words, more=more)
 
@@ -185,7 +185,7 @@ def limited(phases: Phases, max_num_seqs: float) -> Phases:
 def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> PhaseFollower:
     """Return what makes a schedule of phases follow live lengths."""
     terms = replace(follow.terms, allow_reload=False, max_num_seqs=follow.max_num_seqs)
-    adapter = adapter_of(scenario, follow.monitor, terms, deployed=planned.row, bound_s=planned.bound_s)
+    adapter = adapter_of(scenario, follow.monitor, terms, deployed=planned.row, bound_s=planned.bound.limit_s)
     return PhaseFollower(adapter, planned, follow.max_num_seqs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lengthwise import backend, engine, schedule
 from lengthwise.config.scenario import Scenario
@@ -17,7 +16,7 @@ from lengthwise.report.schedule import write_schedule_json
 from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.deployment import Deployment, EngineLimits
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import SchedulePlan, Spread
+from lengthwise.schema.schedule import LatencyBound, SchedulePlan, Spread, Timeline, Uncertainty
 from lengthwise.usecases.schedule import Question, question_of
 from lengthwise.usecases.schedule_plan import phases_of
 from lengthwise.usecases.schedule_run import requests_to_count, split_in_flight
@@ -62,7 +61,7 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
     """Write the files that run a chosen schedule, or the nearest one that engines support; raise OutputError."""
     require_served(scenario)
     requested = question_of(scenario)
-    report = schedule.runnable(requested.planner, plan.chosen, plan.bound_s)
+    report = schedule.runnable(requested.planner, plan.chosen, plan.bound.limit_s)
     engines, gateway, in_flight = _engines(scenario, requested, report)
     spread, message = _cost_spread(plan, report, requested), runnable_text(plan, report)
     texts = {
@@ -75,16 +74,17 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
     run_plan = plan
     if not report.exact:
         # What follows is known of the choice alone.
-        names = ("drift", "stages", "timeline", "spread_notes", "others", "static_front")
-        unknown: dict[str, Any] = dict.fromkeys(names, ())
         run_plan = replace(
             plan,
             metadata=plan.metadata | {"instead of": f"{plan.chosen.words}: {report.cause}"},
             chosen=report.row,
-            gap=math.inf,
-            spreads=() if spread is None else (spread,),
+            search=replace(plan.search, gap=math.inf),
+            static=replace(plan.static, front=()),
+            drift=(),
+            timeline=Timeline(),
+            uncertainty=Uncertainty(() if spread is None else (spread,)),
+            others=(),
             parts=None,
-            **unknown,
         )
     write_schedule_json(folder / backend.PLAN, run_plan, None if report.exact else [message])
     return ScheduleLaunch(files, report, message)
@@ -104,14 +104,15 @@ def require_served(scenario: Scenario) -> None:
 def _cost_spread(plan: SchedulePlan, report: schedule.Runnable, requested: Question) -> Spread | None:
     """Return the estimates of what runs under perturbed cost tables; None if these do not record their error."""
     if report.exact:
-        return next((spread for spread in plan.spreads if spread.source == "costs"), None)
+        return next((spread for spread in plan.uncertainty.spreads if spread.source == "costs"), None)
     if not requested.perturbed:
         return None
     setting = requested.planner.estimator.setting
     cluster = replace(setting.cluster, gpus=setting.cluster.gpus // report.pipelines)
     part = schedule.Estimator(setting.task, cluster, setting.model, setting.tables, setting.assumptions)
+    bound, perturbed = plan.bound, requested.perturbed
     return schedule.over_costs(
-        part, report.row, requested.perturbed, plan.bound_s, worst_case=plan.worst_case, level=model_error.LEVEL
+        part, report.row, perturbed, bound.limit_s, worst_case=bound.worst_case, level=model_error.LEVEL
     )
 
 
@@ -240,7 +241,7 @@ def readme(plan: SchedulePlan, report: schedule.Runnable, in_flight: int, spread
         f"# {plan.name or report.row.words}",
         chosen,
         "## Expected",
-        _expected(plan, report, spread),
+        _expected(plan.bound, report, spread),
         "## Run it",
         _SPLIT_STEPS if is_split else phase_steps(plugin_limitation(report)),
         "## Check it",
@@ -254,13 +255,13 @@ def readme(plan: SchedulePlan, report: schedule.Runnable, in_flight: int, spread
     return "\n\n".join(parts) + "\n"
 
 
-def _expected(plan: SchedulePlan, report: schedule.Runnable, spread: Spread | None) -> str:
-    row, bounded = report.row, math.isfinite(plan.bound_s)
+def _expected(bound: LatencyBound, report: schedule.Runnable, spread: Spread | None) -> str:
+    row, bounded = report.row, math.isfinite(bound.limit_s)
     rows = [
         ("requests a second", _three(report.throughput_rps)),
-        (f"latency of an output of {tokens_text(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
+        (f"latency of an output of {tokens_text(bound.tokens)}", f"{_three(row.latency_s)} s"),
         ("the same when batches are heavy", f"{_three(row.latency_high_s)} s"),
-        ("latency bound", f"{plan.bound_s:g} s" if bounded else "none"),
+        ("latency bound", f"{bound.limit_s:g} s" if bounded else "none"),
         ("requests that are decoded at a time", _three(row.decode_batch)),
         ("an encoding", f"{_three(row.encode_s)} s"),
         ("a decode iteration", f"{_three(1e3 * row.decode_s)} ms"),
@@ -269,11 +270,11 @@ def _expected(plan: SchedulePlan, report: schedule.Runnable, spread: Spread | No
     uncertainty = "The error of the tables is not known."
     if spread is not None:
         ends = ([report.pipelines * end for end in spread.throughput_rps],
-                spread.latency_high_s if plan.worst_case else spread.latency_s)  # fmt: skip
+                spread.latency_high_s if bound.worst_case else spread.latency_s)  # fmt: skip
         rate, latency = (" to ".join(map(_three, pair)) for pair in ends)
         uncertainty = (
             f"Within the error of the tables: {rate} requests/s, {latency} s"
-            f"{' when batches are heavy' if plan.worst_case else ''} ({percent(spread.level)} of {spread.draws} "
+            f"{' when batches are heavy' if bound.worst_case else ''} ({percent(spread.level)} of {spread.draws} "
             f"draws), and **{'the bound holds' if bounded else 'memory suffices'} in {percent(spread.held_share)} of "
             "the draws**."
         )

@@ -13,7 +13,7 @@ from lengthwise.gateway.config import Phases
 from lengthwise.schedule import Strategy, TaskLengths
 from lengthwise.schedule.lengths import phase_loads, require_steps
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import ScheduleRow
+from lengthwise.schema.schedule import LatencyBound, ScheduleRow
 from lengthwise.usecases.schedule import plan_metadata, plan_schedule, task_of
 
 _Z99 = 2.326
@@ -35,11 +35,9 @@ class PlannedRun:
     # The gateway's settings; None: prefill and decode are split between engines (WAA), which takes no phases,
     # only as many requests in flight as planned.
     phases: Phases | None
-    bound_s: float  # latency bound; infinite: none
-    bound_tokens: int  # output tokens that the bound is for
+    bound: LatencyBound
     share: float  # of the requests that must be served within the bound (``share_of``)
     source: str
-    level: float = 0.99
 
 
 def planned_run(scenario: Scenario, file: Path | None = None, *, threshold: float | None = None) -> PlannedRun:
@@ -53,10 +51,9 @@ def planned_run(scenario: Scenario, file: Path | None = None, *, threshold: floa
     """
     if file is None:
         plan = plan_schedule(scenario)
-        row, planned_threshold = plan.chosen, plan.threshold
-        bound_s, tokens, level, source = plan.bound_s, plan.quantile_tokens, plan.level, scenario.source
+        row, bound, planned_threshold, source = plan.chosen, plan.bound, plan.threshold, scenario.source
     else:
-        row, bound_s, tokens, planned_threshold, level = _read(file, scenario)
+        row, bound, planned_threshold = _read(file, scenario)
         source = str(file)
     task = task_of(scenario)
     if file is not None and row.strategy == Strategy.RRA and row.decode_steps > task.max_output_tokens:
@@ -73,7 +70,7 @@ def planned_run(scenario: Scenario, file: Path | None = None, *, threshold: floa
             f"threshold must be left out: the schedule is {row.words}, and the engine that encodes forms its batches "
             "itself"
         )
-    return PlannedRun(row, phases, bound_s, tokens, share_of(task, tokens, level), source, level)
+    return PlannedRun(row, phases, bound, share_of(task, bound.tokens, bound.level), source)
 
 
 def share_of(task: TaskLengths, tokens: int, level: float) -> float:
@@ -124,8 +121,8 @@ def is_split(row: ScheduleRow) -> bool:
     return row.strategy.startswith("waa")
 
 
-def _read(path: Path, scenario: Scenario) -> tuple[ScheduleRow, float, int, float | None, float]:
-    """Return row, bound, tokens, threshold and level of a file; raise InputError if it is of another model or GPUs."""
+def _read(path: Path, scenario: Scenario) -> tuple[ScheduleRow, LatencyBound, float | None]:
+    """Return row, bound and threshold of a file; raise InputError if it is of another model or GPUs."""
     report = None
     try:
         report = json.loads(path.read_text("utf-8"))
@@ -146,10 +143,11 @@ def _read(path: Path, scenario: Scenario) -> tuple[ScheduleRow, float, int, floa
     try:
         row, threshold = _row(report["chosen"]), report.get("threshold")
         bound_s = math.inf if report["bound_s"] is None else float(report["bound_s"])
-        level = float(report.get("level", PlannedRun.level))
+        level = float(report.get("level", LatencyBound.level))
         if not 0 < level < 1:
             raise ValueError(f"level is {level}")  # noqa: TRY301
-        return row, bound_s, int(report["quantile_tokens"]), None if threshold is None else float(threshold), level
+        bound = LatencyBound(bound_s, int(report["quantile_tokens"]), level, bool(report.get("worst_case", True)))
+        return row, bound, None if threshold is None else float(threshold)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} must hold a complete schedule; it does not: {type(error).__name__}: {error}"

@@ -23,6 +23,7 @@ from lengthwise.gateway.replanning import ReplanEvent, ReplannerFactory, Replann
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import background_gateway
 from lengthwise.gateway.telemetry import Row
+from lengthwise.report.json_file import plain
 from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured
@@ -33,6 +34,7 @@ from lengthwise.usecases.bench import requests
 from lengthwise.usecases.schedule_adaptation import Adapted, Follow, follower_maker, limited
 from lengthwise.usecases.schedule_plan import PlannedRun, planned_run
 
+FORMAT, VERSION = "lengthwise.schedule-run", 1
 Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float, float]
 """(value, low, high); NaN where there is too little data."""
@@ -101,10 +103,10 @@ def schedule_outcome(
         ObservedNumber("decode batch, B_D", "", row.decode_batch, *mean(_column(steady, "decode_batch"))),
         ObservedNumber("cycle", "s", row.cycle_s, *mean(cycle_s)),
         ObservedNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
-        ObservedNumber(f"latency of {tokens_text(planned.bound_tokens)}", "s", row.latency_s, *latency),
+        ObservedNumber(f"latency of {tokens_text(planned.bound.tokens)}", "s", row.latency_s, *latency),
     )
     causes = dict(Counter(one.cause for one in phases))
-    bound_s = planned.bound_s
+    bound_s = planned.bound.limit_s
     return ScheduleOutcome(
         seen, len(steady), len(phases), causes, len(served_s), bound_s, *within_bound(bound_s, latency)
     )
@@ -227,9 +229,9 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
     seen = (
         ObservedNumber("requests in flight", "", math.nan, *mean(in_flight)),
         ObservedNumber("throughput", "requests/s", routers * row.throughput_rps, *mean(rate)),
-        ObservedNumber(f"latency of {tokens_text(planned.bound_tokens)}", "s", row.latency_s, *latency),
+        ObservedNumber(f"latency of {tokens_text(planned.bound.tokens)}", "s", row.latency_s, *latency),
     )
-    bound_s = planned.bound_s
+    bound_s = planned.bound.limit_s
     return ScheduleOutcome(seen, 0, 0, {}, len(served_s), bound_s, *within_bound(bound_s, latency))
 
 
@@ -261,6 +263,88 @@ class ScheduleRun:
     # State of following lengths at the end; None: they were not followed.
     followed: ReplanningState | None = None
     engines: int = 1
+
+
+def warnings(done: ScheduleRun) -> list[str]:
+    """Return the warnings of the client, and those about phases or concurrency that differ from the plan."""
+    outcome, row, found = done.outcome, done.planned.row, list(done.measured.warnings)
+    uncertain = any(math.isnan(number.low) for number in outcome.seen)
+    if done.planned.phases is None:
+        limit, concurrent = done.engines * split_in_flight(row), outcome.seen[0].value
+        if concurrent < 0.9 * limit:
+            found.append(
+                f"{concurrent:.3g} requests were concurrent on average, of {limit} in the schedule: too few requests "
+                "arrived (--concurrency, --requests), or latency is lower than planned"
+            )
+        if uncertain:
+            found.append(
+                f"numbers without an interval: too few requests count, {outcome.requests}; play more "
+                f"(--requests {split_requests(row, done.engines)})"
+            )
+        return found
+    steps = {number.name: number.value for number in outcome.seen}["decode iterations, N_D"]
+    if steps > 1.1 * row.decode_steps + 1:
+        found.append(
+            f"phases had {steps:.3g} iterations on average, not {row.decode_steps}: too few requests arrived "
+            "(--concurrency), or this machine was too busy to follow the engines' tokens"
+        )
+    if uncertain:
+        found.append(
+            f"numbers without an interval: too few phases count, {outcome.phases}, and {MIN_PHASES} of each "
+            f"engine are needed; play more requests (--requests {requests_to_count(row, done.engines)})"
+        )
+    return found
+
+
+def decision(done: ScheduleRun) -> str:
+    """Return whether the bound held, in a sentence."""
+    outcome, planned = done.outcome, done.planned
+    if math.isinf(planned.bound.limit_s):
+        return "There was no bound to meet."
+    bound = f"The bound of {planned.bound.limit_s:g} s"
+    if outcome.satisfied is None:
+        return f"{bound} was not tested: no request was served with a full queue. Play more requests (--requests)."
+    latency = outcome.seen[-1]
+    high = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
+    measured = (
+        f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, the share of a bound for outputs of "
+        f"{tokens_text(planned.bound.tokens)}, were served within {latency.value:.3g} s [{latency.low:.3g} to {high}]"
+    )
+    caveat = "" if outcome.significant else ", but the interval includes the bound: play more (--requests) to be sure"
+    return f"{bound} {'held' if outcome.satisfied else 'did not hold'}: {measured}{caveat}."
+
+
+def schedule_run_json(done: ScheduleRun) -> dict[str, Any]:
+    """Return the run as JSON values; keys are only ever added within a version."""
+    planned = done.planned
+    news = [
+        {
+            "at_s": at_s,
+            "message": one.message,
+            "failed": one.failed,
+            "schedule": one.schedule,
+            "phases": one.phases,
+            "adaptation": one.more.adaptation if isinstance(one.more, Adapted) else None,
+        }
+        for at_s, one in done.news
+    ]
+    document: dict[str, Any] = plain(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "answer": decision(done),
+            "schedule": planned.row,
+            "phases": planned.phases,
+            "bound_tokens": planned.bound.tokens,
+            "share": planned.share,
+            "source": planned.source,
+            "outcome": done.outcome,
+            "warnings": warnings(done),
+            "followed": done.followed,
+            "news": news,
+        }
+    )
+    return document
 
 
 class _PhaseRecorder(Listener):

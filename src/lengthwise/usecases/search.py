@@ -161,7 +161,7 @@ def plan(
         candidates = [] if strategy else list(search.checked(space).candidates())
         found = search.search(one.name, candidates, space.values(), run, options, _metadata(one, space))
         top = {choice.key for choice in [c for c in found.choices if c.status is Status.RANKED][: section.top]}
-        choices = [replace(c, cause=_binding_resource(c, one)) if c.key in top else c for c in found.choices]
+        choices = [_with_cause(c, one) if c.key in top else c for c in found.choices]
         plans.append(replace(found, choices=tuple(choices)))
     return search.study(scenario.name, plans, runs)
 
@@ -216,6 +216,10 @@ def _digest(place: Path) -> str:
     files = [(path, path.stat()) for path in sorted(place.rglob("*")) if path.is_file()]
     rows = [f"{path.relative_to(place)} {stat.st_size} {stat.st_mtime_ns}" for path, stat in files]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def _with_cause(choice: Choice, requested: VariantSearch) -> Choice:
+    return replace(choice, bottleneck=replace(choice.bottleneck, cause=_binding_resource(choice, requested)))
 
 
 def _binding_resource(choice: Choice, requested: VariantSearch) -> str:

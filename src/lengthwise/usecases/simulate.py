@@ -12,9 +12,10 @@ from lengthwise import engine, metrics
 from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
 from lengthwise.metrics import Beyond, Slo, Summary
+from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables
 from lengthwise.schema.errors import noted
-from lengthwise.schema.records import Records
+from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
 from lengthwise.search.workers import available_cpus, threads
 from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
 
@@ -85,6 +86,18 @@ class Outcome:
             )
             notes.append(f"The cost model's own error is not in the intervals: {reason}.")
         return tuple(note for note in notes if note)
+
+
+def measured_of(outcome: Outcome) -> Measured:
+    """Return the first seed's run with its requests and its scenario, as a records file has them."""
+    variant = outcome.variant
+    deployment = plain(deployment_facts(variant.deployment))
+    metadata = {
+        "scenario": variant.scenario.to_toml(),
+        "deployment": deployment | {"model_shape": shape_facts(variant.deployment.model)},
+        "warmup_s": variant.scenario.run.warmup_s,
+    }
+    return Measured(outcome.records, variant.workload(outcome.records.seed), SIMULATED, metadata)
 
 
 _Run = tuple[Records | None, Summary, tuple[Beyond, ...]]

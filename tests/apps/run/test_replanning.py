@@ -35,6 +35,7 @@ from lengthwise.apps.run.replanning import (
     remaining,
     updated,
 )
+from lengthwise.schema.app import Coins
 from lengthwise.schema.errors import DoesNotFitError
 
 LONGEST = 2048
@@ -168,8 +169,7 @@ def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_ther
     tasks = replace(
         tasks_of([0, 1, 0, 1], parents=[(1, 0), (3, 2)]),
         random_draw=np.array([-1, 0, -1, 0]),
-        coin_chance=np.array([0.5]),
-        coin_after=np.array([-1]),
+        coins=Coins(np.array([0.5]), np.array([-1])),
     )
     ended = [(0, State.DONE, 30, 77), (3, State.DONE, 40, 10), (2, State.DONE, 30, 9)]
     rest = remaining(tasks, ended, {1: 12})
@@ -177,7 +177,7 @@ def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_ther
     assert rest.tasks.prompt_tokens.tolist() == [30 + 77 + 12]
     assert rest.tasks.max_tokens.tolist() == [512 - 12]
     assert rest.tasks.parent.tolist() == []
-    assert rest.tasks.coin_chance.tolist() == [1.0]
+    assert rest.tasks.coins.chance.tolist() == [1.0]
     spreads = [LengthDistribution.of(Geometric(60)), LengthDistribution.of(Geometric(60))]
     one = rest.draw(spreads, [LONGEST] * 2, 3)
     assert one.present.tolist() == [True]

@@ -86,7 +86,7 @@ def test_what_is_kept_then_holds_the_bound_on_the_new_lengths(jumped):
     change = more.adaptation.change
     assert change.made
     assert change.load_s == 0
-    assert more.planned.row.latency_high_s <= more.planned.bound_s == 4.0
+    assert more.planned.row.latency_high_s <= more.planned.bound.limit_s == 4.0
     assert (change.new.tp, change.new.tp_groups) == (2, 1) or change.new.tp_groups == 0
     assert more.planned.phases.prefill_batch == change.new.prefill_batch
 

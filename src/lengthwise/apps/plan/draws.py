@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from lengthwise.catalog import active_parameters, embedding_parameters
-from lengthwise.schema.app import Flags, Floats, Ints, TaskDraw, Tasks
+from lengthwise.schema.app import Coins, Flags, Floats, Ints, TaskDraw, Tasks
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.workload import Marginal
 
@@ -27,7 +27,7 @@ def draw(
     """
     length_rng, coin_rng = np.random.default_rng(seed).spawn(2)
     level = np.maximum(length_rng.random(len(tasks)), 2.0**-54)
-    present = _present(tasks, coin_rng.random(len(tasks.coin_chance)))
+    present = _present(tasks.random_draw, tasks.coins, coin_rng.random(len(tasks.coins)))
     wanted = tasks.max_tokens.copy()
     for m, marginal in enumerate(lengths):
         if marginal is not None:
@@ -51,18 +51,18 @@ def draw(
     return TaskDraw(present, prompt, output)
 
 
-def _present(tasks: Tasks, level: Floats) -> Flags:
+def _present(random_draw: Ints, coins: Coins, level: Floats) -> Flags:
     """Return [n] whether a task's coin and all coins before it succeed."""
-    if not len(level):
-        return np.ones(len(tasks), bool)
-    succeeds = level < tasks.coin_chance
-    dependent = np.flatnonzero(tasks.coin_after >= 0)
+    if not len(coins):
+        return np.ones(len(random_draw), bool)
+    succeeds = level < coins.chance
+    dependent = np.flatnonzero(coins.after >= 0)
     while len(dependent):
         before = succeeds.copy()
-        succeeds[dependent] &= succeeds[tasks.coin_after[dependent]]
+        succeeds[dependent] &= succeeds[coins.after[dependent]]
         if (before == succeeds).all():
             break
-    return np.where(tasks.random_draw < 0, True, succeeds[tasks.random_draw])
+    return np.where(random_draw < 0, True, succeeds[random_draw])
 
 
 def depths(child: Ints, parent: Ints, n: int) -> Ints:

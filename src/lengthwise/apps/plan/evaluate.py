@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -163,15 +162,6 @@ def spans_of(simulated: Simulated, space: Space, stages: Stages) -> tuple[AppSpa
         else:
             merged.append(span)
     return tuple(merged)
-
-
-def idle_seconds(spans: Sequence[AppSpan]) -> dict[str, float]:
-    """Return the GPU-seconds without a running model, by reason."""
-    found: dict[str, float] = defaultdict(float)
-    for span in spans:
-        if span.what != "run":
-            found[span.what] += span.end_s - span.start_s
-    return dict(sorted(found.items()))
 
 
 def _stage_spans(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.plan.evaluate import idle_seconds, makespans_s, play, spans_of, spare_plans, stages_of
+from lengthwise.apps.plan.evaluate import makespans_s, play, spans_of, spare_plans, stages_of
 from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
@@ -357,7 +357,6 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
         methods.append(
             AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, ends[one.name], lead_s[one.name])
         )
-    spans = spans_of(played, space, first)
     loads = first.load.models
     return AppPlan(
         models=tuple(one.name for one in space.models),
@@ -368,8 +367,7 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
         makespan=mean_estimate(ends[best.name]),
         makespans_s=ends[best.name],
         quantiles_s={level: float(np.quantile(ends[best.name], level)) for level in (0.05, 0.5, 0.95)},
-        spans=spans,
-        idle_s=idle_seconds(spans),
+        spans=spans_of(played, space, first),
         flops=tuple(float(one.work(one.output).sum()) for one in loads),
         tokens=tuple(int(one.output.sum()) for one in loads),
         methods=tuple(methods),
@@ -470,5 +468,5 @@ def write_plan(path: Path | str, plan: AppPlan) -> None:
             return [plain(one) for one in value]
         return None if isinstance(value, float) and math.isnan(value) else value
 
-    content = {"format": PLAN_FORMAT, **plain(asdict(plan))}
+    content = {"format": PLAN_FORMAT, **plain(asdict(plan)), "idle_s": plan.idle_s}
     write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())

@@ -168,7 +168,7 @@ def remaining(tasks: Tasks, completed: CompletedRows, written: Mapping[int, int]
     shown = np.bincount(child[inserted], added, len(tasks)).astype(np.int64)
     number = np.cumsum(~finished) - 1
     edges = np.flatnonzero(~finished[child] & ~finished[tasks.parent])
-    chance = tasks.coin_chance.copy()
+    chance = tasks.coins.chance.copy()
     for outcome, probability in ((State.SKIPPED, 0.0), (State.DONE, 1.0)):
         coins = tasks.random_draw[place[state == outcome]]
         chance[coins[coins >= 0]] = probability
@@ -183,7 +183,7 @@ def remaining(tasks: Tasks, completed: CompletedRows, written: Mapping[int, int]
         parent_start=np.searchsorted(number[child[edges]], np.arange(len(left) + 1)).astype(np.int64),
         parent=number[tasks.parent[edges]],
         shown=tasks.shown[edges],
-        coin_chance=chance,
+        coins=replace(tasks.coins, chance=chance),
     )
     return RemainingTasks(rest, had)
 

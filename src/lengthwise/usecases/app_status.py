@@ -1,0 +1,62 @@
+"""Report the progress of an application's run, or cancel it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lengthwise.apps.ledger import FINISHED, open_ledger
+from lengthwise.apps.run import CANCEL, ModelStatus, RunFolder, alive, status_of
+from lengthwise.schema.errors import InputError
+
+
+@dataclass(frozen=True)
+class AppStatus:
+    """A run, as its ledger has it."""
+
+    tasks: Counter[str]  # by state, in lower case
+    models: tuple[ModelStatus, ...]
+    owners: tuple[str, ...]  # coordinators that run it now
+    is_cancelled: bool
+
+    @property
+    def finished(self) -> int:
+        """Return the number of tasks that have finished."""
+        return sum(self.tasks[state.name.lower()] for state in FINISHED)
+
+
+def app_status(folder: Path, store: str | None = None) -> AppStatus:
+    """Return the progress of the run of a folder; ``store`` is the location of its ledger, None: in the folder."""
+    with open_ledger(_ledger(folder, store), read_only=True) as ledger:
+        tasks = Counter[str]()
+        for (_, state), count in ledger.counts().items():
+            tasks[state.name.lower()] += count
+        return AppStatus(tasks, status_of(ledger), tuple(alive(ledger)), CANCEL in ledger.metadata())
+
+
+def app_status_json(status: AppStatus) -> dict[str, Any]:
+    """Return the progress as JSON values."""
+    return {
+        "tasks": status.tasks,
+        "models": [asdict(one) | {"total": one.total, "completed": one.completed} for one in status.models],
+        "runs_now": status.owners,
+        "cancelled": status.is_cancelled,
+    }
+
+
+def cancel_app(folder: Path, store: str | None = None) -> bool:
+    """Tell the coordinators of a run to stop; return whether there was one."""
+    with open_ledger(_ledger(folder, store)) as ledger:
+        running = bool(alive(ledger))
+        if running:
+            ledger.note({CANCEL: "1"})
+    return running
+
+
+def _ledger(folder: Path, store: str | None) -> str:
+    run = RunFolder(folder, store)
+    if run.store is None and not run.is_begun:
+        raise InputError(f"{folder} must be the folder of a run (app run --out); it has none")
+    return run.place
