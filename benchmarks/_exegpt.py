@@ -345,7 +345,7 @@ def drift(_: Path, quick: bool) -> dict[str, Any]:
             rates = {"fixed_schedule_rps": row.retained, "replanned_rps": row.replanned}
             moves.append(
                 {"changed": row.changed, "change": row.change, "margin": row.margin}
-                | {"latency": row.kept_held_s / before.latency_high_s}
+                | {"latency": row.retained_latency_s / before.latency_high_s}
                 | {key: one.throughput_rps / before.throughput_rps if one else math.nan for key, one in rates.items()}
                 | _fixed_length(of, before, row.changed, row.change, bound_s, tighter)
             )

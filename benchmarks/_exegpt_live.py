@@ -270,14 +270,14 @@ async def _through_gateway(
     url: str, model: str, made: Workload, tag: str, one: Expected, concurrency: int
 ) -> tuple[list[dict[str, Any]], Expected, list[tuple[float, float]]]:
     """Send the requests through a gateway in mode rra; return the arguments of ``_of_phases``."""
-    from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
+    from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Listen, Order, Phases, PredictionConfig
     from lengthwise.gateway.serve import Gateway
 
     config = GatewayConfig(
         engines=(Engine(url, in_flight=SETTING.seqs, generation_defaults="none"),),
         order=Order("rra", max_wait_s=math.inf),
         dispatch=Dispatch(phases=Phases(one.controls.prefill_batch, one.controls.decode_steps)),
-        prediction=Forecasting(predictor="none"),
+        prediction=PredictionConfig(predictor="none"),
         listen=Listen(port=0, admin_port=None),
     )
     monitor = Monitor()

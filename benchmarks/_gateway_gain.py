@@ -30,7 +30,7 @@ from _gateway_cost import printed_json
 from _harness import machine, posted
 
 from lengthwise import engine, predict, workload
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
 from lengthwise.gateway.observe import replay
 from lengthwise.gateway.observe.replay import Service
 from lengthwise.gateway.observe.trace import Trace, of_journal
@@ -240,25 +240,25 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
 
 async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tuple[Floats, Trace, int]:
     """Send one burst through a gateway of its own; return JCT, the gateway's trace and the number of preemptions."""
-    from lengthwise.gateway.length_prediction import Forecaster, Oracle
+    from lengthwise.gateway.length_prediction import LengthPredictor, Oracle
     from lengthwise.gateway.serve import Gateway
 
     lengths = dict(zip(made.extra["prompt"], made.output_tokens.tolist(), strict=True))
 
-    def forecaster(config: Forecasting, clock: Any, late: Any) -> Forecaster:
+    def length_predictor(config: PredictionConfig, clock: Any, late: Any) -> LengthPredictor:
         if name == ORACLE:
             return Oracle(config, clock, length=lambda _, text: lengths[text or ""])
-        return Forecaster(config, clock, late, predictor=PREDICTOR, place="inline")
+        return LengthPredictor(config, clock, late, predictor=PREDICTOR, place="inline")
 
     with tempfile.TemporaryDirectory() as folder:
         journal = str(Path(folder) / "journal.jsonl")
         config = GatewayConfig(
             engines=tuple(Engine(url, in_flight=batch, generation_defaults="none") for url in urls),
             order=POLICIES[name],
-            prediction=Forecasting(learn=False),
+            prediction=PredictionConfig(learn=False),
             listen=Listen(port=0, admin_port=None, journal=journal),
         )
-        async with Gateway(config, make_forecaster=forecaster) as gateway:
+        async with Gateway(config, make_predictor=length_predictor) as gateway:
             assert await gateway.fleet.stable(30.0)
             jct_s = await _send(gateway.port, made)
             preemptions = gateway.driver.statistics().preemptions

@@ -71,7 +71,7 @@ GATEWAY_TABLES = {
     "admission": (gateway_sections.AdmissionSection, (gateway_config.Admission,)),
     "dispatch": (gateway_sections.DispatchSection, (gateway_config.Dispatch,)),
     "dispatch.phases": (gateway_sections.PhasesSection, (gateway_config.Phases,)),
-    "prediction": (gateway_sections.PredictionSection, (gateway_config.Forecasting,)),
+    "prediction": (gateway_sections.PredictionSection, (gateway_config.PredictionConfig,)),
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
     "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),

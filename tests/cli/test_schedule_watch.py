@@ -66,7 +66,7 @@ def test_a_trace_that_moves_is_followed(cli, requested, tmp_path):
     assert told["answer"] == [line for line in ended.out.splitlines() if line]
     first, again = told["adaptations"]
     assert (first["first"], again["first"]) == (True, False)
-    assert first["change"]["kept_held_s"] > 6 >= first["change"]["new_held_s"]
+    assert first["change"]["retained_latency_s"] > 6 >= first["change"]["new_latency_s"]
     assert told["deployed"] != told["planned"]
     assert 0 < told["late"] < 1200
 
@@ -87,7 +87,7 @@ def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, requested, tmp_pa
     told = json.loads(cli("schedule", "watch", requested, "--workload", live, *words, "--json", "-").out)
     (one,) = told["adaptations"]
     assert (told["false_positive_rate"], one["requests"], one["change"]["margin"]) == (0.001, 250, 0.2)
-    assert one["change"]["new_held_s"] <= 0.8 * 6
+    assert one["change"]["new_latency_s"] <= 0.8 * 6
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 from relay_world import Ledger, run
 
-from lengthwise.gateway.request import NO_FORECAST, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import GONE, PREEMPTED, NotAdmittedError, RequestFinishedError, SchedulerDriver
+from lengthwise.gateway.request import DEFAULT_PREDICTION, Outcome, Rejection, Request
+from lengthwise.gateway.scheduler_driver import GONE, PREEMPTED, NotServedError, RequestFinishedError, SchedulerDriver
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 
@@ -37,7 +37,7 @@ class Fcfs:
         self.queue.append(request.id)
         return None
 
-    def reforecast(self, now_s, id, length_prediction) -> None:
+    def repredict(self, now_s, id, length_prediction) -> None:
         self.requests[id].length_prediction = length_prediction
 
     def on_progress(self, now_s, id, generated_tokens) -> None:
@@ -115,7 +115,7 @@ def test_turns_come_in_the_schedulers_order_and_decisions_once_a_tick():
 def test_who_is_refused_never_arrived():
     async def work() -> None:
         driver, _, ledger = hub_of(most=0)
-        with pytest.raises(NotAdmittedError) as no:
+        with pytest.raises(NotServedError) as no:
             await driver.enter(request(1))
         assert no.value.rejection.status == 429
         assert ledger.events == []
@@ -128,7 +128,7 @@ def test_who_waits_in_vain_is_told_and_ends_as_expired_when_the_scheduler_said()
     async def work() -> None:
         driver, scheduler, ledger = hub_of(places=0)
         scheduler.alarm_s = driver.clock() + 0.05
-        with pytest.raises(NotAdmittedError):
+        with pytest.raises(NotServedError):
             await asyncio.wait_for(driver.enter(request(1)), 1)
         assert ledger.outcomes == {Outcome.EXPIRED: 1}
         assert driver.num_requests == 0
@@ -147,7 +147,7 @@ def test_a_client_that_goes_leaves_nothing(when: str):
         if when == "retry":
             ticket = await task
             scheduler.places = 0
-            task = asyncio.ensure_future(ticket.retry("preemption"))
+            task = asyncio.ensure_future(ticket.resume("preemption"))
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -170,14 +170,14 @@ def test_a_cut_is_told_and_the_turn_comes_again():
         driver.wake()
         await asyncio.sleep(0.01)
         assert heard == [PREEMPTED]
-        assert ticket.preempted.is_set()
-        assert await ticket.retry("preemption") is ticket
-        assert (ticket.worker, ticket.preempted.is_set()) == ("w", False)
+        assert ticket.interrupted.is_set()
+        assert await ticket.resume("preemption") is ticket
+        assert (ticket.worker, ticket.interrupted.is_set()) == ("w", False)
         assert ledger.tokens_of == {1: 7}
         assert ledger.cause == ["preemption"]
         ticket.end(Outcome.FINISHED)
         with pytest.raises(RequestFinishedError):
-            await ticket.retry("preemption")
+            await ticket.resume("preemption")
 
     run(work)
 
@@ -199,13 +199,13 @@ def test_ended_from_outside_while_it_waits_again():
         driver, scheduler, ledger = hub_of()
         ticket = await driver.enter(request(1))
         scheduler.places = 0
-        task = asyncio.ensure_future(ticket.retry("preemption"))
+        task = asyncio.ensure_future(ticket.resume("preemption"))
         await asyncio.sleep(0.01)
         ticket.end(Outcome.CLIENT_GONE)
         with pytest.raises(RequestFinishedError):
             await task
         assert ledger.outcomes == {Outcome.CLIENT_GONE: 1}
-        driver.reforecast(ticket.request.id, NO_FORECAST)  # too late, and no harm
+        driver.repredict(ticket.request.id, DEFAULT_PREDICTION)  # too late, and no harm
 
     run(work)
 
@@ -218,9 +218,9 @@ def test_closing_tells_all_who_are_in():
         emptied = asyncio.ensure_future(driver.emptied())
         driver.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        told = [one.rejection for one in done[1:] if isinstance(one, NotAdmittedError)]
+        told = [one.rejection for one in done[1:] if isinstance(one, NotServedError)]
         assert [(one.status, one.reason, one.retry_after_s) for one in told] == [(503, "draining", 1.0)] * 2
-        with pytest.raises(NotAdmittedError):
+        with pytest.raises(NotServedError):
             await driver.enter(request(3))
         await emptied
         assert ledger.outcomes == {Outcome.FAILED: 3}
@@ -234,11 +234,11 @@ def test_who_cannot_be_cut_where_it_is_says_so_once_and_may_be_asked_elsewhere()
         one = request(1)
         one.resumable = True
         ticket = await driver.enter(one)
-        ticket.preempted.set()
+        ticket.interrupted.set()
         ticket.mark_nonpreemptible()
         ticket.mark_nonpreemptible()
-        assert (scheduler.retained, ticket.preempted.is_set()) == ([1], False)
-        await ticket.retry("failed_over")
+        assert (scheduler.retained, ticket.interrupted.is_set()) == ([1], False)
+        await ticket.resume("failed_over")
         ticket.mark_nonpreemptible()
         assert scheduler.retained == [1, 1]
         ticket.end(Outcome.FINISHED)

@@ -16,11 +16,11 @@ from lengthwise.gateway.concurrency_probe import RequestTimes, max_concurrent, p
 from lengthwise.gateway.config import (
     Dispatch,
     Engine,
-    Forecasting,
     GatewayConfig,
     Listen,
     Order,
     Phases,
+    PredictionConfig,
     ResilienceConfig,
 )
 from lengthwise.gateway.notices import notices
@@ -49,7 +49,7 @@ def config_of(*urls, phases, **named) -> GatewayConfig:
         engines=tuple(Engine(url, name=f"e{number}") for number, url in enumerate(urls)),
         order=Order("rra", max_wait_s=math.inf),
         dispatch=Dispatch(phases=phases),
-        prediction=Forecasting(predictor="none", learn=False),
+        prediction=PredictionConfig(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=0),
         resilience=ResilienceConfig(drain_s=5.0),
         **named,

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from relay_world import run, until
 
-from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Key, Limits, Listen
+from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Key, Limits, Listen, PredictionConfig
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.client_request import RequestParser
 from lengthwise.gateway.request import EMPTY, PrefixHasher
@@ -30,7 +30,7 @@ def config_of(*engines, **dispatch):
     return GatewayConfig(
         engines=tuple(Engine(one.url, name=f"e{k}", in_flight=8) for k, one in enumerate(engines)),
         listen=Listen(port=0, admin_port=0),
-        prediction=Forecasting(predictor="none"),
+        prediction=PredictionConfig(predictor="none"),
         dispatch=Dispatch(**dispatch),
         keys=(key("red"), key("blue")),
     )

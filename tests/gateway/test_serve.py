@@ -20,12 +20,12 @@ from scripted_engine import Scripted, answer, encode
 from lengthwise.gateway.config import (
     Admission,
     Engine,
-    Forecasting,
     GatewayConfig,
     Key,
     Limits,
     Listen,
     Order,
+    PredictionConfig,
     ResilienceConfig,
     Tls,
 )
@@ -67,7 +67,7 @@ class Oracle(Report, Listener):
 
 
 def gateway(config: GatewayConfig) -> Gateway:
-    return Gateway(config, make_fleet=fleet_of, make_forecaster=lambda *_: Oracle())
+    return Gateway(config, make_fleet=fleet_of, make_predictor=lambda *_: Oracle())
 
 
 async def ask(port: int, body: dict, path: str = "/v1/completions") -> tuple[int, dict, bytes]:
@@ -102,7 +102,7 @@ def test_the_admin_port_tells_the_metrics_and_the_clients_port_does_not():
     async def work() -> None:
         async with Scripted() as engine:
             config = replace(config_of(engine), listen=Listen(port=0, admin_port=0))
-            async with Gateway(config) as g:  # with the real fleet and forecaster
+            async with Gateway(config) as g:  # with the real fleet and length_predictor
                 assert g.admin_port not in (None, 0, g.port)
                 assert await look(g.admin_port, "/metrics") == 200
                 assert await look(g.port, "/metrics") == 404
@@ -119,7 +119,7 @@ def test_the_admin_page_says_what_becomes_of_priorities():
                 engines=(Engine(engine.url),),
                 listen=Listen(port=0, admin_port=0),
                 order=Order("engine-priority"),
-                prediction=Forecasting(predictor="none"),
+                prediction=PredictionConfig(predictor="none"),
             )
             async with Gateway(config) as g, aiohttp.ClientSession() as session:
                 await g.fleet.stable(10.0)

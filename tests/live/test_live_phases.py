@@ -11,7 +11,7 @@ import pytest
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.cli import main
 from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
-from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
+from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Listen, Order, Phases, PredictionConfig
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.serve import background_gateway
 
@@ -74,7 +74,7 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
         engines=(Engine(url, name="engine"),),
         order=Order("rra", max_wait_s=float("inf")),
         dispatch=Dispatch(phases=Phases(ENCODE_BATCH, DECODE_STEPS, max_in_flight=SEATS)),
-        prediction=Forecasting(predictor="none", learn=False),
+        prediction=PredictionConfig(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None),
     )
     with background_gateway(config, (heard,), engines_s=60.0) as running:

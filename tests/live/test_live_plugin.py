@@ -166,14 +166,14 @@ def test_who_goes_is_aborted_waiting_or_running(engine):
 
 
 def test_a_gateway_tells_it_the_lengths_and_a_client_that_tells_its_own_is_refused(engine):
-    from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
+    from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
     from lengthwise.gateway.serve import Gateway
 
     config = GatewayConfig(
         engines=(Engine(engine.url),),
         listen=Listen(port=0, admin_port=None),
         order=Order(mode="engine-plugin"),
-        prediction=Forecasting(predictor="none"),
+        prediction=PredictionConfig(predictor="none"),
     )
     lies = {"vllm_xargs": {"lengthwise_predicted": 1, "lengthwise_class": -9}}
     first, then = [Job(f"long{k}", LONG) for k in range(14)], [Job(f"short{k}", SHORT) for k in range(4)]

@@ -22,7 +22,7 @@ def model(tmp_path_factory, engine_python):
 
 def through_a_gateway(url: str) -> tuple[object, int, list[str]]:
     """Long requests, then short ones, sent through a gateway; how the engine was known, and what it warned of."""
-    from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
+    from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
     from lengthwise.gateway.notices import engine_notices
     from lengthwise.gateway.serve import Gateway
 
@@ -30,7 +30,7 @@ def through_a_gateway(url: str) -> tuple[object, int, list[str]]:
         engines=(Engine(url, name="it"),),
         listen=Listen(port=0, admin_port=None),
         order=Order(mode="engine-priority"),
-        prediction=Forecasting(predictor="none"),
+        prediction=PredictionConfig(predictor="none"),
     )
     first, then = [Job(f"long{k}", LONG) for k in range(5)], [Job(f"short{k}", SHORT) for k in range(4)]
 

@@ -66,7 +66,7 @@ class Client:
             order=order,
         )
         self.ledger, self.url = Ledger(), url
-        self.gateway = Gateway(config, make_forecaster=lambda *_: Oracle(), listeners=(self.ledger,))
+        self.gateway = Gateway(config, make_predictor=lambda *_: Oracle(), listeners=(self.ledger,))
 
     async def request(self, what: dict[str, object], api: str, *, direct: bool = False) -> list[dict]:
         root = self.url if direct else f"http://127.0.0.1:{self.gateway.port}"

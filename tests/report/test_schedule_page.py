@@ -93,7 +93,7 @@ def test_faster_parts_are_named(plan):
 def test_exceeded_memory_differs_from_a_broken_bound(plan):
     """A schedule that exceeds the memory has no latency; it is named even without a bound."""
     broken, unfit, *_ = (row for row in plan.drift if not row.is_satisfied)
-    drift = (replace(broken, margin=0.06), replace(unfit, retained=None, kept_held_s=math.inf, margin=0.13))
+    drift = (replace(broken, margin=0.06), replace(unfit, retained=None, retained_latency_s=math.inf, margin=0.13))
     breaks, fits_not = sentences(replace(plan, drift=drift))[-2:]
     kept = "Planning with a bound {} % tighter would have prevented it."
     assert breaks == f"The bound breaks if the output lengths change by: {move_text(broken)}. {kept.format(6)}"
@@ -114,7 +114,7 @@ def test_infeasible_rows_have_no_numbers(plan):
     assert cells[2:7] == ["\N{EN DASH}"] * 5
     assert cells[-1] == lost.cause
     row = replace(
-        plan.drift[0], retained=None, replanned=None, kept_held_s=math.inf, margin=math.nan, is_satisfied=False
+        plan.drift[0], retained=None, replanned=None, retained_latency_s=math.inf, margin=math.nan, is_satisfied=False
     )
     cells = drift_cells(row, plan.bound.limit_s)
     assert {"does not fit", "none meets it", "none is enough"} <= set(cells)

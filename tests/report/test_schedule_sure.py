@@ -87,7 +87,8 @@ def change(plan, **given):
     known = {
         "before": METADATA, "after": replace(METADATA, output_mean=42.0), "bound_s": 2.0, "margin": 0.1,
         "free_rps": 9.0,
-        "retained": plan.chosen, "kept_held_s": 2.5, "late_share": 0.07, "new": plan.chosen, "new_held_s": 1.7,
+        "retained": plan.chosen, "retained_latency_s": 2.5, "late_share": 0.07,
+        "new": plan.chosen, "new_latency_s": 1.7,
         "load_s": 0.0, "made": True, "repaid_s": math.nan, "cause": "the deployed schedule would take 2.5 s",
     }  # fmt: skip
     return Change(**{**known, **given})
@@ -120,10 +121,10 @@ def test_a_watch_names_changes_and_their_effect(plan):
     [
         ({"new": None, "made": False, "cause": "nothing meets it"}, "Not changed: nothing meets it."),
         ({"made": False, "cause": "too little"}, "too little."),
-        ({"retained": None, "kept_held_s": math.inf}, "The running schedule would exceed the memory."),
+        ({"retained": None, "retained_latency_s": math.inf}, "The running schedule would exceed the memory."),
         ({"load_s": 2.6, "repaid_s": 12.0}, "2.60 s without service, repaid after 12.0 s"),
         ({"bound_s": math.inf, "margin": 0.0}, "Unchanged: "),
-        ({"kept_held_s": 1.5, "late_share": 0.0}, "bound 2 s met"),
+        ({"retained_latency_s": 1.5, "late_share": 0.0}, "bound 2 s met"),
     ],
 )
 def test_every_outcome_has_its_words(plan, given, says):

@@ -67,9 +67,9 @@ def slow(opt_estimator):
 def test_a_schedule_that_breaks_its_bound_is_left_for_one_that_holds_it(after, choice, summaries):
     change = replan(after, choice.row, summaries, BOUND_S)
     assert not change.is_satisfied
-    assert change.kept_held_s > BOUND_S
+    assert change.retained_latency_s > BOUND_S
     assert change.made
-    assert change.new_held_s <= BOUND_S * (1 - change.margin)
+    assert change.new_latency_s <= BOUND_S * (1 - change.margin)
     assert change.late_share > 0.01
     assert change.after.output_mean == pytest.approx(1.3 * change.before.output_mean, rel=0.01)
 
@@ -131,8 +131,8 @@ def test_where_nothing_may_be_loaded_the_least_latency_is_that_of_what_is_loaded
 
 def test_why_a_schedule_is_left_speaks_of_the_one_that_is_left(after, choice, summaries):
     change = replan(after, choice.row, summaries, BOUND_S)
-    assert change.cause == f"the deployed schedule would take {change.kept_held_s:.3g} s"
-    assert change.new_held_s < change.kept_held_s
+    assert change.cause == f"the deployed schedule would take {change.retained_latency_s:.3g} s"
+    assert change.new_latency_s < change.retained_latency_s
 
 
 def test_the_margin_holds_the_bound_when_lengths_move_on(after, choice, summaries):
@@ -238,9 +238,9 @@ def test_an_adapter_changes_what_runs_and_looks_again_once_more_is_known(followe
     assert again.requests == MIN_COUNTED_REQUESTS
     assert adapter.deployed != choice.row
     assert adapter.deployed in (first.change.new, again.change.new)
-    assert first.first_held_s == first.change.kept_held_s > BOUND_S
-    assert again.first_held_s > BOUND_S, "the first schedule would still break it"
-    assert again.change.kept_held_s <= BOUND_S
+    assert first.first_latency_s == first.change.retained_latency_s > BOUND_S
+    assert again.first_latency_s > BOUND_S, "the first schedule would still break it"
+    assert again.change.retained_latency_s <= BOUND_S
     assert again.change.before == first.change.before
 
 
@@ -261,7 +261,7 @@ def test_a_bound_for_a_fixed_length_does_not_move_with_the_lengths(opt, four_a40
         held[name] = best.row, row
     (best_a, row_a), (best_b, row_b) = held.values()
     assert best_a == best_b
-    assert row_b.kept_held_s < row_a.kept_held_s
+    assert row_b.retained_latency_s < row_a.retained_latency_s
     assert row_b.margin <= row_a.margin
 
 

@@ -457,11 +457,11 @@ class _Builder:
             journal=None if journal is None else str(journal),
         )
 
-    def _prediction(self, section: PredictionSection) -> gateway_config.Forecasting:
+    def _prediction(self, section: PredictionSection) -> gateway_config.PredictionConfig:
         settings = section.model_dump()
         if section.predictor not in _SHIPPED:
             settings["predictor"] = self._file(section.predictor, "prediction", "predictor")
-        return gateway_config.Forecasting(**settings)
+        return gateway_config.PredictionConfig(**settings)
 
     def _keys(self, sections: Sequence[KeySection]) -> tuple[Key, ...]:
         by_digest: dict[str, Key] = {}

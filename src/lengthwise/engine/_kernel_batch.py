@@ -54,7 +54,7 @@ def form(S, r, now_s, rank, leave_rank, batching, memory, preemption):
         rep.phase_rounds = 0
     if admit > 0:
         rep.steps_since = 0
-        rep.finished_since = 0
+        rep.ended_since = 0
         _update_order(S, r, now_s, rank, memory, preemption)
     if flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, rank, leave_rank)
@@ -79,7 +79,7 @@ def _plan(S, r, decodes, next_tokens, batching):
     params = S.params[rep.side]
     return batching(
         decodes, rep.partials, S.queues[rep.queue].length, S.running[r], rep.in_flight, params.token_budget,
-        params.max_num_seqs, rep.steps_since, rep.finished_since, rep.phase_steps, rep.phase_rounds, w.prompts,
+        params.max_num_seqs, rep.steps_since, rep.ended_since, rep.phase_steps, rep.phase_rounds, w.prompts,
         w.prompt_tokens, next_tokens, params.pp, params.parameter_0, params.parameter_1, params.parameter_2,
         params.parameter_3, params.parameter_4, params.parameter_5,
     )  # fmt: skip

@@ -35,7 +35,7 @@ def end_request(S, r, slot, status, now_s):
     result.status = status
     result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
     result.queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
-    S.replicas[r].finished_since += 1
+    S.replicas[r].ended_since += 1
     if S.params[0].central_queue == 0:
         S.tokens[r] -= outstanding(S.prompt[q.index], S.predicted[q.index])
     if S.params[0].tracks_service == 1:

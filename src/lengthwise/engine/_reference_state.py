@@ -182,7 +182,7 @@ class Replica:
         self.flights: list[Step] = []
         self.incoming: dict[Request, float] = {}
         self.round_steps: list[Step] = []
-        self.total_released = self.tokens = self.steps_since = self.finished_since = 0
+        self.total_released = self.tokens = self.steps_since = self.ended_since = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = False
         self.sends_until_s = self.receives_until_s = 0.0

@@ -44,7 +44,7 @@ group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 replica_t = _record(
     """
     free_blocks total_released in_flight first_flight idle partials queue check_preemption steps_since_check
-    steps_since finished_since phase_steps phase_rounds phase_mark side incoming gaps steps tokens
+    steps_since ended_since phase_steps phase_rounds phase_mark side incoming gaps steps tokens
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s

@@ -311,7 +311,7 @@ class Reference:
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._output_tokens(q)
         self.results[q.index]["queued_for_s"] = q.wait.total_s(now)
-        rep.finished_since += 1
+        rep.ended_since += 1
         if not self.s.params.central_queue:
             self.load.pop(q.index).tokens -= self.s.outstanding(q.index)
         if self.s.params.tracks_service:
@@ -415,7 +415,7 @@ class Reference:
         if flags & NEW_PHASE:
             rep.phase_steps = rep.phase_rounds = 0
         if admit > 0:
-            rep.steps_since = rep.finished_since = 0
+            rep.steps_since = rep.ended_since = 0
             self._preempt(rep, step)
         if not flags & DECODES_WAIT:
             self._take_decodes(rep, step, flags)
@@ -435,7 +435,7 @@ class Reference:
         decodes, params = sum(q.decoding for q in rep.idle), rep.s.params
         admit, tokens, flags = rep.s.functions.batching(
             decodes, len(rep.idle) - decodes, len(rep.queue.waiting), len(rep.running) + step.seqs, len(rep.flights),
-            params.token_budget, params.max_num_seqs, rep.steps_since, rep.finished_since, rep.phase_steps,
+            params.token_budget, params.max_num_seqs, rep.steps_since, rep.ended_since, rep.phase_steps,
             rep.phase_rounds, len(step.prompts), step.prompt_tokens, next_tokens, params.pp,
             *rep.s.policies.batching.all_parameters,
         )  # fmt: skip

@@ -205,7 +205,7 @@ class Dispatch:
 
 
 @dataclass(frozen=True)
-class Forecasting:
+class PredictionConfig:
     """Length prediction and its safeguards."""
 
     predictor: str = "default"  # "default" (the shipped one), a file, or "none": all lengths alike
@@ -306,7 +306,7 @@ class GatewayConfig:
     order: Order = Order()
     admission: Admission = Admission()
     dispatch: Dispatch = Dispatch()
-    prediction: Forecasting = Forecasting()
+    prediction: PredictionConfig = PredictionConfig()
     keys: tuple[Key, ...] = ()
     limits: Limits = Limits()
     resilience: ResilienceConfig = ResilienceConfig()

@@ -150,7 +150,7 @@ class LengthPrediction:
         return max(1.0, self.total_tokens - generated_tokens)
 
 
-NO_FORECAST = LengthPrediction(256.0)
+DEFAULT_PREDICTION = LengthPrediction(256.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +184,7 @@ class Request:
     body_bytes: int = 0
     prefix: PromptPrefix = EMPTY  # requests with a common prefix prefer one worker
     resumable: bool = False  # whether a preemption cannot change its answer
-    length_prediction: LengthPrediction = NO_FORECAST
+    length_prediction: LengthPrediction = DEFAULT_PREDICTION
     requested_tokens: int = 0  # length that the client fixed; 0 none
     choices: int = 1
     buffered: bool = False  # whether the client gets the response at its end (no stream)

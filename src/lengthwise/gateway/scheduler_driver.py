@@ -20,8 +20,8 @@ _MIN_TIMER_S = 0.001
 """Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
 
 
-class NotAdmittedError(Exception):
-    """A request is not served, for the reason in ``rejection``."""
+class NotServedError(Exception):
+    """A request cannot be served, before or after its admission, for the reason in ``rejection``."""
 
     def __init__(self, rejection: Rejection) -> None:
         super().__init__(rejection.message)
@@ -35,23 +35,23 @@ class RequestFinishedError(Exception):
 class Ticket:
     """An admitted request: it waits, or is at a worker (``worker``, its name at assignment), or is finished.
 
-    ``preempted`` is set when the scheduler wants the slot back: abort at the worker, then ``retry``. ``on_interrupt``
-    gets PREEMPTED or GONE when that must happen at once.
+    ``interrupted`` is set when the scheduler preempts the request or its worker is lost: abort there, then ``resume``.
+    ``on_interrupt`` gets PREEMPTED or GONE when that must happen at once.
     """
 
-    __slots__ = ("_driver", "_future", "finished", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")
+    __slots__ = ("_driver", "_future", "finished", "interrupted", "nonpreemptible", "on_interrupt", "request", "worker")
 
     def __init__(self, driver: SchedulerDriver, request: Request) -> None:
         self._driver, self.request, self.worker = driver, request, ""
-        self.preempted = asyncio.Event()
+        self.interrupted = asyncio.Event()
         self.on_interrupt: Callable[[str], None] | None = None
         self._future: asyncio.Future[str] | None = None
         self.finished = self.nonpreemptible = False
 
     async def wait(self) -> Ticket:
-        """Return the ticket once a worker is assigned; raise NotAdmittedError or RequestFinishedError."""
+        """Return the ticket once a worker is assigned; raise NotServedError or RequestFinishedError."""
         self.worker = ""
-        self.preempted.clear()
+        self.interrupted.clear()
         self.nonpreemptible = False
         self._future = asyncio.get_running_loop().create_future()
         self._driver.wake()
@@ -85,11 +85,11 @@ class Ticket:
         if not (self.nonpreemptible or self.finished):
             self.nonpreemptible, now_s = True, self._driver.clock()
             if self.request.resumable:
-                self.preempted.clear()
+                self.interrupted.clear()
                 self._driver.scheduler.mark_nonpreemptible(now_s, self.request.id)
                 self._driver.wake_when_due(now_s)
 
-    async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
+    async def resume(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
         """Wait for a worker again, not ``avoid``, with ``generated`` tokens (None all); raise as ``wait`` does."""
         now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
@@ -126,13 +126,13 @@ class Ticket:
 
     def refused(self, rejection: Rejection, outcome: Outcome, detail: str) -> None:
         """Refuse the waiting task and end the request."""
-        self._reject(NotAdmittedError(rejection))
+        self._reject(NotServedError(rejection))
         self.end(outcome, detail)
 
     def interrupt(self, cause: str) -> None:
         """Request the slot back, or report the loss of the worker."""
         if self.worker:
-            self.preempted.set()
+            self.interrupted.set()
             if self.on_interrupt is not None:
                 self.on_interrupt(cause)
 
@@ -162,11 +162,11 @@ class SchedulerDriver:
         return len(self._tickets)
 
     async def enter(self, request: Request) -> Ticket:
-        """Return the request's ticket once a worker is assigned; raise NotAdmittedError if refused or expired."""
+        """Return the request's ticket once a worker is assigned; raise NotServedError if refused or expired."""
         rejection = DRAINING if self._closed else self.scheduler.offer(self.clock(), request)
         if rejection is not None:
             self.listeners.refused(rejection.reason, rejection, request.client.tenant, request.model)
-            raise NotAdmittedError(rejection)
+            raise NotServedError(rejection)
         self.listeners.on_arrival(request)
         ticket = self._tickets[request.id] = Ticket(self, request)
         return await ticket.wait()
@@ -181,11 +181,11 @@ class SchedulerDriver:
         self._interrupt(self.scheduler.workers(self.clock(), states), GONE)
         self.wake()
 
-    def reforecast(self, request_id: int, length_prediction: LengthPrediction) -> None:
+    def repredict(self, request_id: int, length_prediction: LengthPrediction) -> None:
         """Apply a new prediction of an admitted request; ignore one for a finished request."""
         if request_id in self._tickets:
             now_s = self.clock()
-            self.scheduler.reforecast(now_s, request_id, length_prediction)
+            self.scheduler.repredict(now_s, request_id, length_prediction)
             self.wake_when_due(now_s)
 
     def statistics(self) -> Statistics:

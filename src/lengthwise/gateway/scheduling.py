@@ -76,7 +76,7 @@ class WorkerNumbers:
     up: bool
     in_flight: int
     cap: int | None
-    backlog_token_s: float
+    backlog_s: float
     backlog_tokens: float
     signals: Signals
 

@@ -46,9 +46,9 @@ def require_extra() -> None:
 class Gateway:
     """A complete gateway as an async context manager that serves while it is entered; InputError where it cannot.
 
-    ``listeners`` receive the events of every request, besides its own. ``make_forecaster`` makes another forecaster
-    (for a benchmark, one that knows the lengths). ``follow`` makes a replanner, so that the schedule of mode rra
-    follows the lengths of the traffic.
+    ``listeners`` receive the events of every request, besides its own. ``make_predictor`` makes another
+    LengthPredictor (for a benchmark, one that knows the lengths). ``follow`` makes a replanner, so that the schedule
+    of mode rra follows the lengths of the traffic.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Gateway:
         *,
         clock: Clock = monotonic,
         listeners: tuple[Listener, ...] = (),
-        make_forecaster: Callable[..., Any] | None = None,
+        make_predictor: Callable[..., Any] | None = None,
         make_fleet: Callable[..., Any] | None = None,
         follow: ReplannerFactory | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Gateway:
         if follow is not None and config.order.mode != "rra":
             raise InputError(f"a schedule follows lengths in mode rra alone; the mode is {config.order.mode}")
         self.config, self._clock, self._listeners = config, clock, listeners
-        self._make_forecaster, self._make_fleet, self._follow = make_forecaster, make_fleet, follow
+        self._make_predictor, self._make_fleet, self._follow = make_predictor, make_fleet, follow
         self.port, self._stopped = 0, False
         self.admin_port: int | None = None
         self.tracker: PlanTracker | None = None
@@ -150,7 +150,7 @@ class Gateway:
         from lengthwise.gateway.core import Scheduler
         from lengthwise.gateway.edge import App, Tenants
         from lengthwise.gateway.fleet import Fleet
-        from lengthwise.gateway.length_prediction import Forecaster
+        from lengthwise.gateway.length_prediction import LengthPredictor
         from lengthwise.gateway.relay import Relay
         from lengthwise.gateway.replanning import PlanTracker
         from lengthwise.gateway.telemetry import Telemetry
@@ -165,8 +165,10 @@ class Gateway:
         driver = self.driver = SchedulerDriver(self.scheduler, clock, self._listeners)
         tenants = Tenants()
         self.telemetry = Telemetry(config, clock, statistics=driver.statistics, tenants=tenants)
-        self.forecaster: Any = (self._make_forecaster or Forecaster)(config.prediction, clock, driver.reforecast)
-        for part in (self.telemetry, self.forecaster):
+        self.length_predictor: Any = (self._make_predictor or LengthPredictor)(
+            config.prediction, clock, driver.repredict
+        )
+        for part in (self.telemetry, self.length_predictor):
             driver.listeners.add(await stack.enter_async_context(part))
         fleet = (self._make_fleet or Fleet)(config, clock, driver.fleet_changed, busy=self._in_flight)
         self.fleet: Any = await stack.enter_async_context(fleet)
@@ -179,14 +181,14 @@ class Gateway:
             driver.listeners.add(tracker)
             self.telemetry.metrics.tracker = lambda: tracker.state
         await self.fleet.stable(_STABLE_S)
-        self.relay = Relay(driver, self.fleet, self.forecaster, config)
+        self.relay = Relay(driver, self.fleet, self.length_predictor, config)
         stack.push_async_callback(self.relay.aclose)
         state: Any = {"models": self.fleet.models, "ready": self.fleet.ready, "tenants": tenants, "clock": clock}
         exchange = self.telemetry.exchange(self.relay.exchange)
         self.app = App(config, exchange, listener=driver.listeners, **state)
         self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
         if admin_listener is not None:
-            app = self._admin = AdminApp(config, driver, self.fleet, self.forecaster, self.telemetry, clock=clock)
+            app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
             _, self.admin_port = await self._serve(app, admin_listener)
 

@@ -219,7 +219,7 @@ def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
         f"{row.mean_tokens:.1f}",
         f"{row.sd_tokens:.1f}",
         amount(row.retained.throughput_rps) if row.retained else "does not fit",
-        seconds(row.kept_held_s),
+        seconds(row.retained_latency_s),
         bound,
         row.replanned.words if row.replanned else "none meets it",
         amount(row.replanned.throughput_rps) if row.replanned else UNKNOWN,
@@ -283,12 +283,12 @@ def adaptation_sentences(one: schedule.Adaptation) -> list[str]:
 
 def _unchanged(change: schedule.Change) -> str:
     if change.retained is None:
-        limit = "the memory" if math.isinf(change.kept_held_s) else "the concurrency limit"
+        limit = "the memory" if math.isinf(change.retained_latency_s) else "the concurrency limit"
         return f"The running schedule would exceed {limit}."
-    rate = f"{amount(change.retained.throughput_rps)} requests/s, latency {seconds(change.kept_held_s)}"
+    rate = f"{amount(change.retained.throughput_rps)} requests/s, latency {seconds(change.retained_latency_s)}"
     if math.isinf(change.bound_s):
         return f"Unchanged: {rate}."
-    over = change.kept_held_s / change.bound_s - 1
+    over = change.retained_latency_s / change.bound_s - 1
     state = "met" if over <= 0 else f"exceeded by {percent(over)}"
     late = f"{100 * change.late_share:.2g} % of requests take longer"
     return f"Unchanged: {rate}, bound {change.bound_s:g} s {state}; {late}."
@@ -301,7 +301,7 @@ def _done(change: schedule.Change) -> str:
     if change.margin:
         margin = f", bound {percent(change.margin)} tighter ({amount(change.free_rps)} requests/s without)"
     load = f"{seconds(change.load_s)} without service" if change.load_s else "no weights move"
-    rate = f"{amount(change.new.throughput_rps)} requests/s, latency {seconds(change.new_held_s)}"
+    rate = f"{amount(change.new.throughput_rps)} requests/s, latency {seconds(change.new_latency_s)}"
     best = f"{change.new.words}, {rate}{margin}, {load}"
     if not change.made:
         return f"Not changed: the best schedule now is {best}; {change.cause}."

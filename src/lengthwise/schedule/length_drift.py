@@ -61,7 +61,7 @@ def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] =
             change,
             *moments(task.output_pmf),
             retained=deployed if math.isfinite(latency_s) else None,
-            kept_held_s=latency_s,
+            retained_latency_s=latency_s,
             is_satisfied=satisfied,
             replanned=replanned,
             margin=0.0 if satisfied else first_margin(planner, estimator, bound_s, tightened),

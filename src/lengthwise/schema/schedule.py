@@ -217,7 +217,7 @@ class DriftRow:
     sd_tokens: float
     skewness: float
     retained: ScheduleRow | None  # the unchanged schedule; None: memory no longer suffices
-    kept_held_s: float  # the unchanged schedule's latency that the bound limits; infinite if it cannot run
+    retained_latency_s: float  # the unchanged schedule's latency that the bound limits; infinite if it cannot run
     is_satisfied: bool
     replanned: ScheduleRow | None  # the best schedule for the new lengths; None: none meets the bound
     # How much tighter the bound must have been for the schedule chosen under it to meet the bound now; 0: it
@@ -314,12 +314,12 @@ class Change:
     free_rps: float  # throughput of the best schedule under the bound without a margin; 0: none meets it
     # The deployed schedule under the new lengths; None: memory or its batch no longer suffices.
     retained: ScheduleRow | None
-    kept_held_s: float  # its latency that the bound limits; infinite if it cannot run
+    retained_latency_s: float  # its latency that the bound limits; infinite if it cannot run
     # Share of requests slower than the bound under it; at most one minus the bound's quantile before.
     late_share: float
     # The best schedule now, whether worth the change or not; None: none meets the bound.
     new: ScheduleRow | None
-    new_held_s: float  # its latency that the bound limits
+    new_latency_s: float  # its latency that the bound limits
     load_s: float  # seconds without service until it runs: 0 unless weights move
     made: bool  # whether to change
     # Time after which more requests are served than without the change; infinite: never; NaN if its advantage
@@ -332,7 +332,7 @@ class Change:
     @property
     def is_satisfied(self) -> bool:
         """Return whether the deployed schedule still meets the bound."""
-        return self.retained is not None and self.kept_held_s <= self.bound_s
+        return self.retained is not None and self.retained_latency_s <= self.bound_s
 
     @property
     def moves_weights(self) -> bool:
@@ -354,7 +354,7 @@ class Adaptation:
     first: bool  # whether it is the alarm; else the same change, estimated from more requests
     change: Change
     # Bound-limited latency of the first schedule under the new lengths, had nothing been changed.
-    first_held_s: float
+    first_latency_s: float
     first_late_share: float  # share of requests slower than the bound under it
 
 

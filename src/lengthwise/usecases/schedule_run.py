@@ -17,7 +17,7 @@ from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, Server
 from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
-from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
+from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Listen, Order, Phases, PredictionConfig
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.replanning import ReplanEvent, ReplannerFactory, ReplanningState
 from lengthwise.gateway.scheduling import Phase
@@ -414,7 +414,7 @@ def run_schedule(
         engines=tuple(workers),
         order=Order(mode, max_wait_s=math.inf),
         dispatch=Dispatch(phases=planned.phases),
-        prediction=Forecasting(predictor="none", learn=False),
+        prediction=PredictionConfig(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None if admin is None else admin.port),
     )
     return _played(planned, config, workload, load, filling * number, recorder, make, admin)

@@ -167,7 +167,7 @@ class EngineWorld:
             self.scheduler.left(self.now_s, q.id)
         elif job.made % self.order.window_tokens == 0:
             row = condition(job.row, job.made)
-            self.scheduler.reforecast(self.now_s, q.id, LengthPrediction(float(row.mean()), quantiles=row))
+            self.scheduler.repredict(self.now_s, q.id, LengthPrediction(float(row.mean()), quantiles=row))
 
     def mean_s(self):
         return float(np.mean([job.jct_s for job in self.jobs.values()]))

@@ -103,7 +103,7 @@ def test_equal_keys_that_do_not_move_never_take_turns():
     for step in range(1, 200):
         now_s = 0.05 * step
         made.on_progress(now_s, running[0], 50 * step)
-        made.reforecast(now_s, running[0], LengthPrediction(100 + 50 * step, at_tokens=50 * step))
+        made.repredict(now_s, running[0], LengthPrediction(100 + 50 * step, at_tokens=50 * step))
         assert not made.schedule(now_s).preempt
 
 
@@ -168,8 +168,8 @@ def test_storms_are_capped(preemptions_per_s):
 @given(st.integers(0, 1 << 30), st.integers(1, 4))
 def test_whatever_is_predicted_everybody_ends_and_is_cut_at_most_so_often(seed, cap):
     draws = random.Random(seed)
-    forecasts = [0.0, 10.0, 200.0, math.inf]
-    jobs = [(request(i, 0.1 * i, predicted=draws.choice(forecasts)), draws.choice([5, 200, 600])) for i in range(25)]
+    predictions = [0.0, 10.0, 200.0, math.inf]
+    jobs = [(request(i, 0.1 * i, predicted=draws.choice(predictions)), draws.choice([5, 200, 600])) for i in range(25)]
     made = on_demand(max_preemptions=2, preemptions_per_s=math.inf)
     world = World(made, jobs, [worker(cap=cap)]).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())

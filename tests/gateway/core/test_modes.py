@@ -165,12 +165,12 @@ def test_a_run_that_begins_again_has_all_its_tokens_before_it():
     assert q.generated_tokens == 10
 
 
-def test_a_new_forecast_changes_the_place():
+def test_a_new_prediction_changes_the_place():
     made = scheduler("srtf")
     for i, predicted in enumerate([1, 50, 60]):
         made.offer(0.0, request(i, predicted=predicted))
     made.schedule(0.0)
-    made.reforecast(0.1, 1, LengthPrediction(900.0))
+    made.repredict(0.1, 1, LengthPrediction(900.0))
     assert [made.position(i) for i in (1, 2)] == [1, 0]
 
 
@@ -229,7 +229,7 @@ def test_signals_and_numbers_are_told():
     assert (now.waiting, now.running, now.waiting_bytes, now.ordering) == (2, 1, 14, True)
     assert (now.oldest_wait_s, now.backlog_tokens, now.backlog_s) == (4.0, 300.0, 6.0)
     assert now.predicted_wait_s == pytest.approx((200 + 100) / 50)
-    assert now.workers[0].backlog_token_s == pytest.approx(2.0)
+    assert now.workers[0].backlog_s == pytest.approx(2.0)
     assert now.workers[0].signals.waiting == 2.0
 
 

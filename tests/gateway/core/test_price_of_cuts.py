@@ -102,7 +102,7 @@ def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(preemption):
         now_s = 0.1 + 0.1 * token
         made.on_progress(now_s, 1, token)
         if token % 10 == 0:
-            made.reforecast(now_s, 1, LengthPrediction(100.0, at_tokens=token))
+            made.repredict(now_s, 1, LengthPrediction(100.0, at_tokens=token))
         assert not made.schedule(now_s).preempt
 
 

@@ -173,7 +173,7 @@ class Obvious(RuleBasedStateMachine):
     @rule(data=st.data(), predicted=PREDICTIONS)
     def is_predicted_anew(self, data, predicted):
         one = data.draw(st.sampled_from(sorted(self.requests)))
-        self.scheduler.reforecast(self.now_s, one, LengthPrediction(predicted))
+        self.scheduler.repredict(self.now_s, one, LengthPrediction(predicted))
         self.requests[one].length_prediction = LengthPrediction(predicted)
         self.check()
 

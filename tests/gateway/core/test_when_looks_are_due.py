@@ -33,7 +33,7 @@ def test_what_is_told_of_who_runs_is_decided_on_when_the_next_look_is_due(what):
     if what == "tokens":
         made.on_progress(now_s, 1, 5)
     else:
-        made.reforecast(now_s, 1, LengthPrediction(3000.0, at_tokens=0))
+        made.repredict(now_s, 1, LengthPrediction(3000.0, at_tokens=0))
     assert made.next_s(now_s) == pytest.approx(1.0 + POLL_INTERVAL_S)
     assert not made.schedule(now_s)
     decided = made.schedule(1.0 + POLL_INTERVAL_S)

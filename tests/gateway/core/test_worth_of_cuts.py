@@ -63,11 +63,11 @@ def posterior(median, at_tokens=0):
 
 
 @pytest.mark.parametrize("knows", ["distribution", "number"])
-def test_a_stream_past_its_forecast_does_not_stop_all_cuts_of_its_model(knows):
+def test_a_stream_past_its_prediction_does_not_stop_all_cuts_of_its_model(knows):
     """It goes on, until it is predicted again: it is not about to end, as a token still to come would say."""
     made = running([60, 5000], workers=[worker("a"), worker("b")])
     length_prediction = posterior(60.0) if knows == "distribution" else LengthPrediction(60.0)
-    made.reforecast(0.1, 0, length_prediction)
+    made.repredict(0.1, 0, length_prediction)
     made.on_progress(0.9, 0, 90)
     assert with_waiting(made, [20]) == (1,)
 

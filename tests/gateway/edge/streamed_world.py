@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, Tls
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, Tls
 from lengthwise.gateway.edge.http_server import HttpProtocol
 from lengthwise.gateway.serve import Gateway
 
@@ -200,7 +200,7 @@ async def gateway_of(engine: Telling, tls: Tls | None = None) -> AsyncIterator[G
         config = GatewayConfig(
             engines=(Engine(url, probe=False, in_flight=4),),
             order=Order("fcfs"),
-            prediction=Forecasting(predictor="none"),
+            prediction=PredictionConfig(predictor="none"),
             listen=Listen(port=0, admin_port=None, tls=tls),
         )
         async with Gateway(config) as gateway:

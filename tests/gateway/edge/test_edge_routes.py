@@ -132,7 +132,7 @@ def test_the_rate_of_a_key_is_told_and_kept():
 
 
 def test_what_the_exchange_refuses_and_what_fails_in_it():
-    class NotAdmittedError(Exception):
+    class NotServedError(Exception):
         rejection = Rejection(429, "wait", "The queue is too long.", 12.3)
 
     heard = []
@@ -141,7 +141,7 @@ def test_what_the_exchange_refuses_and_what_fails_in_it():
         def refused(self, reason, rejection, tenant, model):
             heard.append(reason)
 
-    script = Script(answers=[NotAdmittedError(), RuntimeError("a secret prompt"), Fault(429, "wait", "Later.")])
+    script = Script(answers=[NotServedError(), RuntimeError("a secret prompt"), Fault(429, "wait", "Later.")])
     with Served(config(), script, listener=Ear()) as served:
         status, headers, body = served.submit(chat(), secret=None)
         assert (status, headers["retry-after"], body["error"]["message"]) == (429, "13", "The queue is too long.")

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lengthwise.backend.process import free_port
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, ResilienceConfig
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps
 
 CARE = ResilienceConfig(health_every_s=0.3, connect_s=2.0, open_s=0.2, drain_s=20.0)
@@ -24,11 +24,11 @@ told = json.loads(sys.argv[1])
 if told["files"]:
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, (told["files"], told["files"]))
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, ResilienceConfig
+from lengthwise.gateway.config import Engine, PredictionConfig, GatewayConfig, Listen, ResilienceConfig
 from lengthwise.gateway.serve import serve
 config = GatewayConfig(
     engines=tuple(Engine(url, in_flight=told["in_flight"]) for url in told["engines"]),
-    prediction=Forecasting(predictor="none"),
+    prediction=PredictionConfig(predictor="none"),
     listen=Listen(port=told["port"], admin_port=None),
     resilience=ResilienceConfig(**told["resilience"]),
 )
@@ -45,7 +45,7 @@ def config_of(*engines: EngineServer, in_flight: int | None = 4, order: Order | 
         engines=tuple(Engine(one.url, in_flight=in_flight, generation_defaults="none") for one in engines),
         listen=Listen(port=0, admin_port=None),
         order=order or Order(window_tokens=10),
-        prediction=Forecasting(predictor="none"),
+        prediction=PredictionConfig(predictor="none"),
         resilience=CARE,
     )
 

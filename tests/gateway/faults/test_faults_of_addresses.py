@@ -13,7 +13,7 @@ from fault_world import CARE, Report, ask, body
 from kube_api import KubeApi, endpoint, endpoint_slice
 from relay_world import run, until
 
-from lengthwise.gateway.config import Discovery, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Discovery, Engine, GatewayConfig, Listen, Order, PredictionConfig
 from lengthwise.gateway.fleet.discovery import Dns
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps
@@ -91,7 +91,7 @@ async def several_hosts(how, monkeypatch) -> AsyncIterator[tuple]:
             discovery=source.discovery,
             listen=Listen(port=0, admin_port=None),
             order=Order(window_tokens=10),
-            prediction=Forecasting(predictor="none"),
+            prediction=PredictionConfig(predictor="none"),
             resilience=CARE,
         )
         gateway = await enter(Gateway(config))

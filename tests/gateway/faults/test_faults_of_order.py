@@ -12,8 +12,8 @@ from fault_world import Report, ask, body, config_of, engine
 from relay_world import Ledger, run, until
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.length_prediction import Forecaster
-from lengthwise.gateway.length_prediction.forecaster import Oracle
+from lengthwise.gateway.length_prediction import LengthPredictor
+from lengthwise.gateway.length_prediction.length_predictor import Oracle
 from lengthwise.gateway.request import Request
 from lengthwise.gateway.serve import Gateway
 
@@ -46,10 +46,10 @@ def test_a_bad_predictor_fails_no_request(how):
         async with engine(seqs=2) as one:
             config = config_of(one, in_flight=2, order=Order(window_tokens=10, max_wait_s=0.5))
 
-            def forecaster(settings, clock, late):
-                return Forecaster(settings, clock, late, predictor=Bad(how), place="inline")
+            def length_predictor(settings, clock, late):
+                return LengthPredictor(settings, clock, late, predictor=Bad(how), place="inline")
 
-            async with Gateway(config, listeners=(ledger,), make_forecaster=forecaster) as gateway:
+            async with Gateway(config, listeners=(ledger,), make_predictor=length_predictor) as gateway:
                 told = await many(gateway.port, [40, 5, 5, 20, 5, 30, 5, 5])
             assert all(answer.complete for answer in told)
             assert max(request.dispatch.preemptions for request in ledger.requests) <= config.order.max_preemptions
@@ -64,14 +64,14 @@ def test_a_slow_predictor_is_not_waited_for():
         async with engine() as one:
             config = config_of(one)
 
-            def forecaster(settings, clock, late):
-                return Forecaster(settings, clock, late, predictor=Bad("slow"), place="process")
+            def length_predictor(settings, clock, late):
+                return LengthPredictor(settings, clock, late, predictor=Bad("slow"), place="process")
 
-            async with Gateway(config, make_forecaster=forecaster) as gateway:
+            async with Gateway(config, make_predictor=length_predictor) as gateway:
                 begun = time.perf_counter()
                 told = await many(gateway.port, [5, 5, 5])
                 assert time.perf_counter() - begun < 0.3
-                state = gateway.forecaster.state()
+                state = gateway.length_predictor.state()
             assert all(answer.complete for answer in told)
             assert state["sources"]["prior"] == 3
 
@@ -84,7 +84,7 @@ def test_a_long_one_is_served_in_time_however_many_short_ones_come():
         async with engine(seqs=1) as one:
             config = config_of(one, in_flight=1, order=order)
             async with (
-                Gateway(config, listeners=(ledger,), make_forecaster=knowing) as gateway,
+                Gateway(config, listeners=(ledger,), make_predictor=knowing) as gateway,
                 aiohttp.ClientSession() as session,
             ):
                 over = asyncio.Event()
@@ -115,7 +115,7 @@ def test_a_storm_of_cuts_is_capped():
         )
         async with engine(seqs=1) as one:
             config = config_of(one, in_flight=1, order=order)
-            async with Gateway(config, listeners=(ledger,), make_forecaster=knowing) as gateway:
+            async with Gateway(config, listeners=(ledger,), make_predictor=knowing) as gateway:
                 begun = time.perf_counter()
                 long = asyncio.ensure_future(many(gateway.port, [200, 190, 180]))
                 await until(lambda: one.slots_in_use == 1)
@@ -142,7 +142,7 @@ def test_a_jump_of_the_clocks_harms_nobody(monkeypatch):
 
         async with engine(seqs=2) as one:
             config = config_of(one, in_flight=2)
-            async with Gateway(config, clock=clock, make_forecaster=knowing) as gateway:
+            async with Gateway(config, clock=clock, make_predictor=knowing) as gateway:
                 asking = asyncio.ensure_future(many(gateway.port, [60, 50, 40, 30, 20]))
                 await until(lambda: one.slots_in_use == 2)
                 real = time.time
@@ -162,7 +162,7 @@ def test_after_twenty_thousand_requests_no_slot_is_leaked():
         ledger = Ledger()
         async with engine(seqs=64, step_s=0.001) as one:
             config = config_of(one, in_flight=64)
-            async with Gateway(config, listeners=(ledger,), make_forecaster=knowing) as gateway:
+            async with Gateway(config, listeners=(ledger,), make_predictor=knowing) as gateway:
 
                 async def client() -> None:
                     async with aiohttp.ClientSession() as session:

@@ -26,7 +26,7 @@ class Alike:
     async def first(self, request, text):
         return LengthPrediction(100.0)
 
-    async def retry(self, request, text, generated_text):
+    async def repredict(self, request, text, generated_text):
         return LengthPrediction(100.0)
 
 

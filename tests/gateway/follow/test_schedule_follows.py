@@ -130,7 +130,7 @@ def test_what_would_take_loading_is_told_and_not_done(small):
     """Two stages run where one of TP 2 is better: the layout stays, the better one is told with what it takes."""
     asked, best = small
     planner = Planner(question_of(asked).planner.estimator, [1], [Strategy.RRA])
-    row = planner.best(best.bound_s).row
+    row = planner.best(best.bound.limit_s).row
     planned = replace(best, row=row, phases=schedule_plan.phases_of(row, schedule.task_of(asked)))
     world = world_of(follow_small(asked, planned), planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
     told = world.news[0][1]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.config import Admission, Dispatch, Engine, Forecasting, GatewayConfig, Order
+from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order, PredictionConfig
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.plugin.settings import hint_of
 from lengthwise.gateway.relay.engine_request import MAX_PRIORITY, SchedulingHints, merge_fields
@@ -19,7 +19,7 @@ from lengthwise.predict.distribution import LEVELS, LengthDistribution
 
 
 def hints(mode: str, **prediction) -> SchedulingHints:
-    config = GatewayConfig((Engine("http://e"),), order=Order(mode), prediction=Forecasting(**prediction))
+    config = GatewayConfig((Engine("http://e"),), order=Order(mode), prediction=PredictionConfig(**prediction))
     return SchedulingHints(config, Scheduler(config.order, Admission(), Dispatch()).engine_priority)
 
 

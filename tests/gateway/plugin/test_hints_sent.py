@@ -52,7 +52,7 @@ def gateway(mode: str, *engines: Scripted, kind: str = "vllm") -> Gateway:
         order=Order(mode, window_tokens=10),
         keys=(Key("batch", hashlib.sha256(b"secret").hexdigest(), priority=2),),
     )
-    return Gateway(config, make_fleet=fleet_of, make_forecaster=lambda *_: Oracle())
+    return Gateway(config, make_fleet=fleet_of, make_predictor=lambda *_: Oracle())
 
 
 async def ask(gateway: Gateway, **more) -> bytes:

@@ -1,4 +1,4 @@
-"""A relay with real scripted engines, the real scheduler, and a fleet and forecaster that never change."""
+"""A relay with real scripted engines, the real scheduler, and a fleet and length_predictor that never change."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ class FixedFleet:
 
 
 class Report:
-    """The forecast is what the prompt's last word says."""
+    """The prediction is what the prompt's last word says."""
 
     async def first(self, request: Request, text: str | None) -> LengthPrediction:
         words = (text or "").split()
         return LengthPrediction(float(words[-1]) if words and words[-1].isdigit() else 100.0, "oracle")
 
-    async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
+    async def repredict(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
         return request.length_prediction
 
 

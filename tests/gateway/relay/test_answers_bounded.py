@@ -11,7 +11,7 @@ from relay_world import IDS, FixedWorker, asked, run, world
 from scripted_engine import Fault as ScriptedFault
 from scripted_engine import Scripted
 
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.relay import open_session
 from lengthwise.gateway.relay.relay import resumable_tokens
@@ -41,7 +41,7 @@ async def before(engine, mode):
     config = GatewayConfig(
         engines=(Engine(engine.url),),
         order=Order(mode, window_tokens=10),
-        prediction=Forecasting(predictor="none"),
+        prediction=PredictionConfig(predictor="none"),
         resilience=CARE,
         listen=Listen(port=0, admin_port=None),
     )

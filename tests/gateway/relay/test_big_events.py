@@ -8,7 +8,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 from relay_world import run, world
 from scripted_engine import Fault, Scripted, answer, encode
 
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
 from lengthwise.gateway.relay.responses import Passthrough
 from lengthwise.gateway.serve import Gateway
 
@@ -57,7 +57,7 @@ async def sizes_through_a_gateway(*sizes: int) -> list[int]:
     config = GatewayConfig(
         engines=(engine,),
         order=Order("fcfs"),
-        prediction=Forecasting(predictor="none"),
+        prediction=PredictionConfig(predictor="none"),
         listen=Listen(port=0, admin_port=None),
     )
     came = []

@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import ClientSession, ClientTimeout
 
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, ResilienceConfig
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan
@@ -21,7 +21,7 @@ async def troubles() -> dict[str, str]:
             engines=(Engine(one.url, name="broken", probe=False), Engine(other.url, name="other", probe=False)),
             order=Order("fcfs"),
             resilience=ResilienceConfig(failures=3, open_s=60.0),
-            prediction=Forecasting(predictor="none"),
+            prediction=PredictionConfig(predictor="none"),
             listen=Listen(port=0, admin_port=None),
         )
         async with Gateway(config) as gateway, ClientSession(timeout=ClientTimeout(total=60)) as client:

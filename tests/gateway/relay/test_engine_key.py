@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, ResilienceConfig
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 
@@ -25,7 +25,7 @@ async def statuses(changes: Callable[[EngineServer], None]) -> tuple[list[int], 
             engines=engines,
             order=Order("fcfs"),
             resilience=ResilienceConfig(health_every_s=0.1, failures=3, open_s=60.0),
-            prediction=Forecasting(predictor="none"),
+            prediction=PredictionConfig(predictor="none"),
             listen=Listen(port=0, admin_port=None),
         )
         async with Gateway(config) as gateway, ClientSession(timeout=ClientTimeout(total=60)) as client:

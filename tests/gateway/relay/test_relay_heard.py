@@ -19,7 +19,7 @@ class Reader(Report):
         self.reads_text = reads_text
         self.given: list[str | None] = []
 
-    async def retry(self, request, text, generated_text):
+    async def repredict(self, request, text, generated_text):
         self.given.append(generated_text)
         return request.length_prediction
 

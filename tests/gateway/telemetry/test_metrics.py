@@ -77,7 +77,7 @@ def test_everything_that_is_told_is_read_back() -> None:
     assert (ratios["0.4"], ratios["0.7"]) == (0, 1)  # ln 2
     assert found["lengthwise_output_tokens_total"][of_m] == 10
     assert found["lengthwise_refusals_total"] == {(("reason", "queue_full"),): 1}
-    assert found["lengthwise_forecasts_total"] == {(("source", "predictor"),): 1}
+    assert found["lengthwise_predictions_total"] == {(("source", "predictor"),): 1}
     assert found["lengthwise_queue_requests"] == {(): 3}
     assert found["lengthwise_backlog_seconds"] == {(): 4.5}
     assert found["lengthwise_worker_up"] == {(("worker", "a:1"),): 1, (("worker", 'b"\n'),): 0}

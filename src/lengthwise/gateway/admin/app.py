@@ -18,7 +18,7 @@ from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge.exchange import Receive, Scope, Send
 from lengthwise.gateway.fleet import Fleet
-from lengthwise.gateway.length_prediction import Forecaster
+from lengthwise.gateway.length_prediction import LengthPredictor
 from lengthwise.gateway.observe import Monitor, Record
 from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
@@ -82,7 +82,7 @@ class AdminApp:
         config: GatewayConfig,
         driver: SchedulerDriver,
         fleet: Fleet,
-        forecaster: Forecaster | None,
+        length_predictor: LengthPredictor | None,
         telemetry: Telemetry,
         *,
         monitor: Monitor | None = None,
@@ -93,7 +93,7 @@ class AdminApp:
             record = Record()
             telemetry.traces.subscribe(record.append)
             monitor = self._own_monitor = Monitor(record, config.order)
-        self.state = State(config, driver, fleet, forecaster, telemetry, monitor, clock)
+        self.state = State(config, driver, fleet, length_predictor, telemetry, monitor, clock)
         self._host_name = config.listen.admin_host
         self._registry = telemetry.metrics.registry()
         self._clock = clock

@@ -13,7 +13,7 @@ import numpy as np
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet import Fleet
-from lengthwise.gateway.length_prediction import Forecaster
+from lengthwise.gateway.length_prediction import LengthPredictor
 from lengthwise.gateway.observe import Monitor
 from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import Outcome, Rejection
@@ -229,7 +229,7 @@ class State:
     config: GatewayConfig
     driver: SchedulerDriver
     fleet: Fleet
-    forecaster: Forecaster | None
+    length_predictor: LengthPredictor | None
     telemetry: Telemetry
     monitor: Monitor | None
     clock: Clock
@@ -263,7 +263,7 @@ class State:
             "samples": {"every_s": SAMPLE_INTERVAL_S, "rows": [(s[0] - now_s, *s[1:]) for s in self.recent.samples]},
             "counts": {"outcomes": outcomes, "preemptions": num_preempted, "failovers": metrics.counts["failed_over"]},
             "troubles": [error | {"ago_s": now_s - error["at_s"]} for error in reversed(self.recent.errors)],
-            "length_prediction": self.forecaster.state() if self.forecaster else {},
+            "length_prediction": self.length_predictor.state() if self.length_predictor else {},
             "observed": found,
             "schedule": self._schedule(now_s),
         }

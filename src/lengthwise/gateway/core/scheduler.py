@@ -91,7 +91,7 @@ class Scheduler:
         self._changed = True
         return None
 
-    def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None:  # noqa: A002
+    def repredict(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None:  # noqa: A002
         """Apply a new prediction of a live request."""
         entry = self.entries.get(id)
         if entry is None:

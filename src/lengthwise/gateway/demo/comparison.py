@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lengthwise.gateway.background import background
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
 from lengthwise.gateway.demo.engines import MAX_NUM_SEQS, MODEL, Engines
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LengthDistribution
@@ -208,7 +208,7 @@ async def race(
 
 
 def _gateway(engines: Engines, mode: str, ports: tuple[int, int]) -> Gateway:
-    from lengthwise.gateway.length_prediction import Forecaster
+    from lengthwise.gateway.length_prediction import LengthPredictor
     from lengthwise.gateway.serve import Gateway
 
     config = GatewayConfig(
@@ -217,11 +217,11 @@ def _gateway(engines: Engines, mode: str, ports: tuple[int, int]) -> Gateway:
             for k, url in enumerate(engines.urls)
         ),
         order=Order(mode),
-        prediction=Forecasting(learn=False),
+        prediction=PredictionConfig(learn=False),
         listen=Listen(port=ports[0], admin_port=ports[1]),
     )
     predictor = ScaledPredictor(engines.shrink)
-    return Gateway(config, make_forecaster=lambda *args: Forecaster(*args, predictor=predictor, place="inline"))
+    return Gateway(config, make_predictor=lambda *args: LengthPredictor(*args, predictor=predictor, place="inline"))
 
 
 async def _round(gateway: Gateway, side: Side, questions: Sequence[Question]) -> None:

@@ -1,5 +1,5 @@
-from .forecaster import Forecaster, Oracle, requested_tokens
-from .prediction import Belief
+from .length_predictor import LengthPredictor, Oracle, requested_tokens
+from .prediction import CorrectedPrediction
 from .predictor_process import ProcessLimits
 
-__all__ = ["Belief", "Forecaster", "Oracle", "ProcessLimits", "requested_tokens"]
+__all__ = ["CorrectedPrediction", "LengthPredictor", "Oracle", "ProcessLimits", "requested_tokens"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.length_prediction.prediction import Belief
+from lengthwise.gateway.length_prediction.prediction import CorrectedPrediction
 from lengthwise.gateway.request import MAX_TOKENS, Floats
 from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE
 from lengthwise.statistics import kaplan_meier, ranked_cdf
@@ -85,7 +85,7 @@ class Drift:
         return {
             "tests": self.tests,
             "alarms": self.alarms,
-            "finished_since": None if self.last_at is None else self.seen - self.last_at,
+            "ended_since": None if self.last_at is None else self.seen - self.last_at,
             "false_alarms_a_test": ALPHA,
         }
 
@@ -290,7 +290,7 @@ class Learner:
             return known[1].row
         return UNKNOWN if self._all.row is None else self._all.row
 
-    def observe(self, model: str, posterior: Belief, tokens: int, *, censored: bool) -> bool:
+    def observe(self, model: str, posterior: CorrectedPrediction, tokens: int, *, censored: bool) -> bool:
         """Learn from an output that finished or reached its limit; return whether lengths drifted."""
         if model not in self._models:
             self._models[model] = (Learned(self._every), Lengths(self._every))

@@ -34,7 +34,7 @@ STATISTICS: dict[str, Callable[[Floats], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Belief(LengthPrediction):
+class CorrectedPrediction(LengthPrediction):
     """Prediction with its origin."""
 
     raw: Floats | None = None  # [25] before correction, without limits

@@ -22,11 +22,11 @@ from lengthwise.gateway.relay.responses import AssembledResponse, BufferedRespon
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
 from lengthwise.gateway.request import ClientRequest, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import GONE, NotAdmittedError, RequestFinishedError, SchedulerDriver, Ticket
+from lengthwise.gateway.scheduler_driver import GONE, NotServedError, RequestFinishedError, SchedulerDriver, Ticket
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Fleet, Worker
-    from lengthwise.gateway.length_prediction import Forecaster
+    from lengthwise.gateway.length_prediction import LengthPredictor
 
 _CONTEXT_IDS = 12
 _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
@@ -167,7 +167,7 @@ class RequestSession:
         except EngineRejectedError as rejection:
             self._attribution.on_rejected()
             return self._reject(rejection)
-        except NotAdmittedError as error:
+        except NotServedError as error:
             if self._rejection is not None:  # no peer could be asked, so the engine's rejection stands
                 return self._reject(self._rejection)
             return self._fail(error.rejection)
@@ -190,7 +190,7 @@ class RequestSession:
             error = _STOPPED
         except EngineRejectedError as rejection:
             error = Rejection(502, "engine_failed", f"the engine refused to continue: {rejection}")
-        except NotAdmittedError as refusal:
+        except NotServedError as refusal:
             error = refusal.rejection
         self.end(Outcome.FAILED, error.message)
         return None if self._client_gone else b"data: " + _error_body(error) + b"\n\n"
@@ -212,7 +212,10 @@ class RequestSession:
         return answer
 
     async def next_chunk(self) -> bytes | None:
-        """Return the next bytes, None at the end; raise Request{Rejected,Refused,Finished}Error instead of output."""
+        """Return the next bytes, None at the end.
+
+        It raises NotServedError, EngineRejectedError or RequestFinishedError instead of output.
+        """
         problem: Exception | None = None
         while not self._done:
             try:
@@ -280,7 +283,7 @@ class RequestSession:
             else:
                 self._relay.spawn(attempt.drain())
             self.end(Outcome.FINISHED, response.cause)
-        elif ticket.preempted.is_set() and not response.complete and (tracked := _preemptible(response)):
+        elif ticket.interrupted.is_set() and not response.complete and (tracked := _preemptible(response)):
             self._preempt_chunks += 1
             if preempt := tracked.preempt_now(self._preempt_chunks):
                 attempt.interrupt("preemption")
@@ -343,7 +346,7 @@ class RequestSession:
         if response.count >= self._next_window:
             tokens = self._config.order.window_tokens
             if response.count >= tokens and not response.complete and self._config.order.mode != "fcfs":
-                self._relay.spawn(self._relay.predict_again(self))
+                self._relay.spawn(self._relay.repredict(self))
             self._next_window = (response.count // tokens + 1) * tokens
 
     def _release_retry_state(self, response: Response) -> None:
@@ -366,7 +369,7 @@ class RequestSession:
             self.end(Outcome.CLIENT_GONE, cause)
             if cause == SLOW_READER:
                 # The client may read on, and must not take a part of the output for all of it.
-                raise NotAdmittedError(Rejection(408, "slow_reader", "The answer was not read in time."))
+                raise NotServedError(Rejection(408, "slow_reader", "The answer was not read in time."))
             raise RequestFinishedError
         elif response is not None and (rest := response.completion()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
@@ -395,7 +398,7 @@ class RequestSession:
         if (final or attribution.is_request_fault()) or not self._relay.budget.take_for(
             error, attribution.caller, failures=self._failures, output_started=started
         ):
-            raise NotAdmittedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}"))
+            raise NotServedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}"))
         await self._resume("failed_over" if self._output_started else "retried", avoid=True)
         return b""
 
@@ -404,7 +407,7 @@ class RequestSession:
         self._close_attempt()
         response = self.response
         if response is not None and response.blocked:
-            raise NotAdmittedError(Rejection(502, "engine_failed", "The engine is gone."))
+            raise NotServedError(Rejection(502, "engine_failed", "The engine is gone."))
         self._resuming = response is not None and response.can_resume
         num_tokens = 0
         if isinstance(response, TrackedStream) and self._resuming:
@@ -413,7 +416,7 @@ class RequestSession:
             self.response = None
             self.text = self.text and GeneratedText()
         last = self.ticket.current_worker if self._worker is None else self._worker.name
-        await self.ticket.retry(cause, avoid=last if avoid else "", generated=num_tokens)
+        await self.ticket.resume(cause, avoid=last if avoid else "", generated=num_tokens)
 
     async def _requeue(self, error: QueueFullError) -> None:
         self._close_attempt()
@@ -421,7 +424,7 @@ class RequestSession:
         self._full_since_s = self._full_since_s or now_s
         if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
             after_s = error.retry_after_s or 1.0
-            raise NotAdmittedError(Rejection(503, "overloaded", "The engines are full.", after_s))
+            raise NotServedError(Rejection(503, "overloaded", "The engines are full.", after_s))
         await self.ticket.requeue(error.retry_after_s or 0.0)
 
     def _on_interrupt(self, cause: str) -> None:
@@ -467,18 +470,22 @@ _POLL_INTERVAL_S = 1.0
 class Relay:
     """Sends requests to engines in the order of the scheduler."""
 
-    def __init__(self, driver: SchedulerDriver, fleet: Fleet, forecaster: Forecaster, config: GatewayConfig) -> None:
+    def __init__(
+        self, driver: SchedulerDriver, fleet: Fleet, length_predictor: LengthPredictor, config: GatewayConfig
+    ) -> None:
         self.budget = failures.RetryBudget(config.resilience.retry_share)
         self.config = config
-        self.fleet, self._driver, self._forecaster = fleet, driver, forecaster
+        self.fleet, self._driver, self._length_predictor = fleet, driver, length_predictor
         self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
-        self.track_text = bool(getattr(forecaster, "reads_text", False))  # whether a predictor reads generated text
+        self.track_text = bool(
+            getattr(length_predictor, "reads_text", False)
+        )  # whether a predictor reads generated text
         self._ids = itertools.count(1)
         self._resumes, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
-        """Return the answer once its first chunk is known; raise NotAdmittedError if not admitted or expired."""
+        """Return the answer once its first chunk is known; raise NotServedError if not admitted or expired."""
         self.budget.deposit(failures.caller_of(client_request.client))
         order, max_tokens = self.config.order, client_request.max_tokens
         resumes, preempts = self._any_resumes(), order.mode in PREEMPTIVE_MODES
@@ -497,7 +504,7 @@ class Relay:
             choices=client_request.n,
             buffered=not client_request.stream,
         )
-        request.length_prediction = await self._forecaster.first(request, client_request.text)
+        request.length_prediction = await self._length_predictor.first(request, client_request.text)
         ticket = await self._driver.enter(request)
         return await RequestSession(self, client_request, plan, ticket).respond()
 
@@ -520,13 +527,13 @@ class Relay:
             self._polled_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
-    async def predict_again(self, session: RequestSession) -> None:
+    async def repredict(self, session: RequestSession) -> None:
         """Apply a new prediction of a request whose output has passed a window of tokens."""
         request = session.ticket.request
         text = session.text.text() if session.text is not None else None
-        prediction = await self._forecaster.retry(request, session.client_request.text or None, text)
+        prediction = await self._length_predictor.repredict(request, session.client_request.text or None, text)
         if not session.ticket.finished:
-            self._driver.reforecast(request.id, prediction)
+            self._driver.repredict(request.id, prediction)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task in the background."""

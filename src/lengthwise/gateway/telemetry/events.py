@@ -163,7 +163,7 @@ class Tracing(Listener):
             "gen_ai.request.model": request.model,
             "gen_ai.usage.input_tokens": request.prompt_tokens,
             "lengthwise.predicted_tokens": request.length_prediction.total_tokens,
-            "lengthwise.forecast_source": request.length_prediction.source,
+            "lengthwise.prediction_source": request.length_prediction.source,
         })  # fmt: skip
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102

@@ -250,7 +250,7 @@ class Metrics(Listener):
         self.statistics, self.regret, self.mode = statistics, regret or Regret(), mode
         self.requests: Counter[tuple[str, str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
-        self.forecasts: Counter[str] = Counter()
+        self.predictions: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.by_model: dict[str, ModelCounts] = {}
         self.phases = PhaseCounts(phases)
@@ -264,7 +264,7 @@ class Metrics(Listener):
         return self._of(model).inter_token_s
 
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
-        self.forecasts[request.length_prediction.source] += 1
+        self.predictions[request.length_prediction.source] += 1
         self._of(request.model)
 
     def refused_by(self, reason: str, tenant: str, model: str) -> None:
@@ -316,7 +316,7 @@ class Metrics(Listener):
         labels = ("outcome", "model", "tenant")
         yield _counter("requests", "Requests by outcome", self.requests, *labels)
         yield _counter("refusals", "Refused requests", _keyed(self.refusals), "reason")
-        yield _counter("forecasts", "First length predictions by source", _keyed(self.forecasts), "source")
+        yield _counter("predictions", "First length predictions by source", _keyed(self.predictions), "source")
         prefix_hits = "Requests dispatched to an engine that probably caches a prefix of their prompt"
         for name, description, value in (
             ("preemptions", "Preempted requests", c["preemption"] + c["window"]),
@@ -387,7 +387,7 @@ _WORKER_GAUGES = (
     ("cap", "cap", "Maximum requests at the engine; absent where unlimited"),
     ("up", "worker_up", "1 while the engine may get requests"),
     ("backlog_tokens", "worker_backlog_tokens", "Predicted remaining output tokens at the engine"),
-    ("backlog_token_s", "worker_backlog_token_seconds", "Predicted backlog of the engine in token-seconds"),
+    ("backlog_s", "worker_backlog_seconds", "Seconds in which the engine would generate its backlog"),
 )
 _SIGNAL_GAUGES = (
     ("running", "engine_running_requests", "Running requests, reported by the engine"),

@@ -191,14 +191,14 @@ const sections = (() => {
         make("td", "wide", one.model), make("td", "wide", one.worker))));
   }
 
-  function forecast(s) {
+  function prediction(s) {
     const rows = Object.entries(s.length_prediction).filter(([, v]) => v !== null && v !== "" && (typeof v !== "object" || Object.keys(v).length));
     const plain = (v) => (typeof v === "number" ? charts.short(v) : v === null ? "–" : typeof v === "object" ? listed(v) : String(v));
     const listed = (v) => Object.entries(v).map(([k, x]) => `${k.replaceAll("_", " ")} ${x && typeof x === "object" ? `(${listed(x)})` : plain(x)}`).join(", ");
     const deep = (v) => typeof v === "object" && Object.values(v).some((x) => x && typeof x === "object");
-    $("forecast").replaceChildren(...rows.map(([name, value]) =>
+    $("prediction").replaceChildren(...rows.map(([name, value]) =>
       put(make("div", deep(value) ? "whole" : ""), make("dt", "", name.replaceAll("_", " ")), make("dd", "", plain(value)))));
   }
 
-  return { all: [headline, tiles, over, next, schedule, engines, lengths, policies, times, observed, troubles, forecast] };
+  return { all: [headline, tiles, over, next, schedule, engines, lengths, policies, times, observed, troubles, prediction] };
 })();

@@ -1,4 +1,4 @@
-"""A predictor in a process: whatever it does, forecasts come in time and the loop is not held up."""
+"""A predictor in a process: whatever it does, predictions come in time and the loop is not held up."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from asyncio.events import Handle
 
 import pytest
 from bad_predictors import OneWord, Words
-from forecast_worlds import predicted, request
+from prediction_worlds import predicted, request
 
-from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.length_prediction import Forecaster, ProcessLimits
+from lengthwise.gateway.config import PredictionConfig
+from lengthwise.gateway.length_prediction import LengthPredictor, ProcessLimits
 from lengthwise.predict import Constant, default, save
 from lengthwise.schema.errors import InputError
 
 LIMITS = ProcessLimits(start_s=20, hang_s=1.0, backoff_s=0.05, max_backoff_s=0.2, max_bytes=1 << 30)
 
 
-def apart(predictor, limits: ProcessLimits = LIMITS, *, late=None, **config) -> Forecaster:
+def apart(predictor, limits: ProcessLimits = LIMITS, *, late=None, **config) -> LengthPredictor:
     config.setdefault("deadline_s", 5.0)
-    return Forecaster(Forecasting(**config), late=late, predictor=predictor, place="process", limits=limits)
+    return LengthPredictor(PredictionConfig(**config), late=late, predictor=predictor, place="process", limits=limits)
 
 
-async def until_up(f: Forecaster, starts: int) -> None:
+async def until_up(f: LengthPredictor, starts: int) -> None:
     async with asyncio.timeout(20):
         while not (f.state()["process"]["up"] and f.state()["process"]["starts"] >= starts):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -172,10 +172,10 @@ def test_the_loop_is_never_busy_for_five_milliseconds(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("seconds", "where"), [(0.00019, "inline"), (0.00021, "process")])
 def test_beyond_a_fifth_of_a_millisecond_a_prompt_a_predictor_has_its_own_process(monkeypatch, seconds, where) -> None:
-    monkeypatch.setattr("lengthwise.gateway.length_prediction.forecaster.measure_latency_s", lambda _: seconds)
+    monkeypatch.setattr("lengthwise.gateway.length_prediction.length_predictor.measure_latency_s", lambda _: seconds)
 
     async def main() -> None:
-        async with Forecaster(Forecasting(), predictor=Constant(7.0)) as f:
+        async with LengthPredictor(PredictionConfig(), predictor=Constant(7.0)) as f:
             assert f.state()["where"] == where
 
     asyncio.run(main())
@@ -184,14 +184,14 @@ def test_beyond_a_fifth_of_a_millisecond_a_prompt_a_predictor_has_its_own_proces
 def test_a_file_is_measured_in_its_process_and_comes_in_line_where_it_is_quick(tmp_path) -> None:
     async def main() -> None:
         save(Constant(64.0), tmp_path / "quick.lwp")
-        async with Forecaster(Forecasting(str(tmp_path / "quick.lwp"), inline_below_s=1.0)) as f:
+        async with LengthPredictor(PredictionConfig(str(tmp_path / "quick.lwp"), inline_below_s=1.0)) as f:
             assert f.state()["where"] == "inline"
             assert (await predicted(f, "x")).length_prediction.total_tokens == 64
-        async with Forecaster(Forecasting(str(tmp_path / "quick.lwp"), inline_below_s=0.0)) as f:
+        async with LengthPredictor(PredictionConfig(str(tmp_path / "quick.lwp"), inline_below_s=0.0)) as f:
             assert f.state()["where"] == "process"
         (tmp_path / "bad.lwp").write_bytes(b"no predictor")
         with pytest.raises(InputError, match="damaged"):
-            async with Forecaster(Forecasting(str(tmp_path / "bad.lwp"))):
+            async with LengthPredictor(PredictionConfig(str(tmp_path / "bad.lwp"))):
                 pass
 
     asyncio.run(main())
@@ -201,14 +201,14 @@ def test_the_same_predictor_says_the_same_in_line_and_in_a_process() -> None:
     async def main() -> None:
         text = "Give three reasons to learn Rust in 200 words"
         place = {"deadline_s": 10.0}
-        async with apart(default(), **place) as there, Forecaster(
-            Forecasting(**place), predictor=default(), place="inline"
+        async with apart(default(), **place) as there, LengthPredictor(
+            PredictionConfig(**place), predictor=default(), place="inline"
         ) as here:  # fmt: skip
             first, second = await predicted(there, text), await predicted(here, text)
             assert first.length_prediction.quantiles.tobytes() == second.length_prediction.quantiles.tobytes()
             for made, f in ((first, there), (second, here)):
                 made.generated_tokens = 60
-                made.length_prediction = await f.retry(made, text, "1. Speed\n2. Safety\n")
+                made.length_prediction = await f.repredict(made, text, "1. Speed\n2. Safety\n")
             assert first.length_prediction.total_tokens == second.length_prediction.total_tokens
 
     asyncio.run(main())

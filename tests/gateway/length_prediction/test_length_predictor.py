@@ -1,4 +1,4 @@
-"""Forecasts: what predictors say, bounded, conditioned on what has come, and never a reason to fail."""
+"""Predictions: what predictors say, bounded, conditioned on what has come, and never a reason to fail."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 from bad_predictors import OneWord, Words
-from forecast_worlds import finished, predicted, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prediction_worlds import finished, predicted, request
 
-from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.length_prediction import Belief, Forecaster, Oracle, requested_tokens
+from lengthwise.gateway.config import PredictionConfig
+from lengthwise.gateway.length_prediction import CorrectedPrediction, LengthPredictor, Oracle, requested_tokens
 from lengthwise.gateway.length_prediction.prediction import MAX_CHARS, STATISTICS
 from lengthwise.gateway.length_prediction.prediction import condition as given_row
 from lengthwise.gateway.request import Outcome
@@ -23,12 +23,12 @@ from lengthwise.schema.errors import InputError
 TEXTS = ["Write a 500 word story", "Is 7 prime? yes or no", "", "List ten tips\n```x```", "三 ideas for a trip"]
 
 
-def inline(predictor, **config) -> Forecaster:
-    return Forecaster(Forecasting(**config), predictor=predictor, place="inline")
+def inline(predictor, **config) -> LengthPredictor:
+    return LengthPredictor(PredictionConfig(**config), predictor=predictor, place="inline")
 
 
 @pytest.mark.parametrize("statistic", ["mean", "median", "p80", "p90"])
-def test_a_forecast_is_what_the_predictor_says_alone_or_among_others(statistic: str) -> None:
+def test_a_prediction_is_what_the_predictor_says_alone_or_among_others(statistic: str) -> None:
     async def main() -> None:
         async with inline(default(), statistic=statistic) as f:
             together = await asyncio.gather(*(predicted(f, text) for text in TEXTS * 8))
@@ -48,12 +48,12 @@ def test_a_forecast_is_what_the_predictor_says_alone_or_among_others(statistic: 
 
 def test_the_default_is_loaded_by_its_name_and_a_missing_file_is_told() -> None:
     async def main() -> None:
-        async with Forecaster(Forecasting(inline_below_s=1.0)) as f:
+        async with LengthPredictor(PredictionConfig(inline_below_s=1.0)) as f:
             assert f.state()["where"] == "inline"
             assert 0 < f.seconds < 0.1
             assert (await predicted(f)).length_prediction.source == "predictor"
         with pytest.raises(InputError, match=r"no file nowhere\.lwp"):
-            async with Forecaster(Forecasting("nowhere.lwp")):
+            async with LengthPredictor(PredictionConfig("nowhere.lwp")):
                 pass
 
     asyncio.run(main())
@@ -74,12 +74,12 @@ def test_what_has_come_rules_lengths_out_as_in_the_batch(row, so_far) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(1, 8192), st.integers(0, 9000), st.sampled_from(TEXTS))
-def test_every_forecast_is_finite_at_least_one_and_at_most_what_was_asked_for(most, so_far, text) -> None:
+def test_every_prediction_is_finite_at_least_one_and_at_most_what_was_asked_for(most, so_far, text) -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await predicted(f, text, max_tokens=most)
             for made.generated_tokens in (0, min(so_far, most)):
-                again = await f.retry(made, text, None)
+                again = await f.repredict(made, text, None)
                 for length_prediction in (made.length_prediction, again):
                     assert math.isfinite(length_prediction.total_tokens)
                     assert 1 <= length_prediction.total_tokens <= most
@@ -93,13 +93,13 @@ def test_every_forecast_is_finite_at_least_one_and_at_most_what_was_asked_for(mo
     asyncio.run(main())
 
 
-def test_a_row_of_later_forecasts_is_as_one_asked_at_once() -> None:
+def test_a_row_of_later_predictions_is_as_one_asked_at_once() -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await predicted(f)
             first = made.length_prediction
             for made.generated_tokens in (50, 100, 150, 200):
-                made.length_prediction = await f.retry(made, "Write a story", None)
+                made.length_prediction = await f.repredict(made, "Write a story", None)
             np.testing.assert_array_equal(
                 made.length_prediction.quantiles, np.minimum(given_row(first.complete, 200), 4096)
             )
@@ -114,8 +114,8 @@ def test_the_text_so_far_is_read_by_who_reads_it() -> None:
             made = await predicted(f, "List ten tips")
             made.generated_tokens = 200
             text = "\n".join(f"{i}. a tip of some words" for i in range(1, 11)) + "\nI hope this helps!"
-            told = await f.retry(made, "List ten tips", text)
-            known = await f.retry(made, "List ten tips", None)
+            told = await f.repredict(made, "List ten tips", text)
+            known = await f.repredict(made, "List ten tips", None)
             assert told.total_tokens != known.total_tokens
             assert told.total_tokens > 200
             assert told.source == "predictor"
@@ -131,7 +131,9 @@ def test_a_fixed_length_is_told_and_not_learnt_from() -> None:
             assert made.length_prediction.total_tokens == 77
             assert (await predicted(f, requested_tokens=500, max_tokens=90)).length_prediction.total_tokens == 90
             assert f.state()["finished"] == 0
-        async with Forecaster(Forecasting(), predictor=default(), place="inline", use_requested=False) as deaf:
+        async with LengthPredictor(
+            PredictionConfig(), predictor=default(), place="inline", use_requested=False
+        ) as deaf:
             assert (await predicted(deaf, requested_tokens=77)).length_prediction.source == "predictor"
 
     asyncio.run(main())
@@ -156,11 +158,11 @@ def test_when_a_client_fixes_a_length(fields, most, tokens) -> None:
 
 def test_without_a_predictor_all_are_alike() -> None:
     async def main() -> None:
-        async with Forecaster(Forecasting("none")) as f:
+        async with LengthPredictor(PredictionConfig("none")) as f:
             made = [await finished(f, 10 * i + 1, text) for i, text in enumerate(TEXTS)]
             assert len({one.length_prediction.total_tokens for one in made}) == 1
             made[0].generated_tokens = 1000
-            assert (await f.retry(made[0], "", None)).total_tokens == 1001
+            assert (await f.repredict(made[0], "", None)).total_tokens == 1001
             assert f.state()["where"] == "none"
 
     asyncio.run(main())
@@ -217,7 +219,7 @@ def test_one_batch_answers_all_of_a_turn_of_the_loop() -> None:
     asyncio.run(main())
 
 
-def test_a_request_given_up_while_it_waits_for_a_forecast_harms_nobody() -> None:
+def test_a_request_given_up_while_it_waits_for_a_prediction_harms_nobody() -> None:
     async def main() -> None:
         async with inline(Words()) as f:
             gone = asyncio.ensure_future(predicted(f, "a"))
@@ -242,28 +244,28 @@ def test_an_oracle_says_what_will_come_and_asks_where_it_does_not_know() -> None
     async def main() -> None:
         lengths = {"a": 123.0}
         oracle = Oracle(
-            Forecasting(), length=lambda _, text: lengths.get(text or ""), predictor=Constant(50.0), place="inline"
+            PredictionConfig(), length=lambda _, text: lengths.get(text or ""), predictor=Constant(50.0), place="inline"
         )
         async with oracle as f:
             known, other = await predicted(f, "a"), await predicted(f, "b")
             assert known.length_prediction.source == "oracle"
             assert known.length_prediction.total_tokens == 123
             known.generated_tokens = 50
-            assert (await f.retry(known, "a", None)).total_tokens == 123
+            assert (await f.repredict(known, "a", None)).total_tokens == 123
             assert other.length_prediction.source == "predictor"
-            assert isinstance(other.length_prediction, Belief)
+            assert isinstance(other.length_prediction, CorrectedPrediction)
             f.finished(known, Outcome.FINISHED, 0.0)
             assert f.state()["sources"]["oracle"] == 1
 
     asyncio.run(main())
 
 
-def test_a_forecast_of_others_is_conditioned_too() -> None:
+def test_a_prediction_of_others_is_conditioned_too() -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = request()
             made.generated_tokens = 300
-            again = await f.retry(made, "x", None)
+            again = await f.repredict(made, "x", None)
             assert again.total_tokens == 301
             assert again.at_tokens == 300
 

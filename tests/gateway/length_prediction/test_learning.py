@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from forecast_worlds import finished, predicted
+from prediction_worlds import finished, predicted
 from scipy import stats
 
-from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.length_prediction import Forecaster
+from lengthwise.gateway.config import PredictionConfig
+from lengthwise.gateway.length_prediction import LengthPredictor
 from lengthwise.gateway.length_prediction.learning import (
     MAX_MODELS,
     WINDOW,
@@ -43,8 +43,8 @@ class LogNormal:
         return LengthDistribution.of(medians[:, None] * np.exp(self.spread * NORMAL)).given(tokens_so_far)
 
 
-def learning(spread: float = 0.5, **config) -> Forecaster:
-    return Forecaster(Forecasting(**config), predictor=LogNormal(spread), place="inline")
+def learning(spread: float = 0.5, **config) -> LengthPredictor:
+    return LengthPredictor(PredictionConfig(**config), predictor=LogNormal(spread), place="inline")
 
 
 def lengths(n: int, *, times: float, spread: float, seed: int = 0) -> list[tuple[float, int]]:
@@ -54,7 +54,7 @@ def lengths(n: int, *, times: float, spread: float, seed: int = 0) -> list[tuple
     return [(m, max(1, round(m * times * np.exp(spread * z)))) for m, z in pairs]
 
 
-async def traffic(f: Forecaster, n: int, *, times: float, spread: float, seed: int = 0, **given) -> list:
+async def traffic(f: LengthPredictor, n: int, *, times: float, spread: float, seed: int = 0, **given) -> list:
     """Such outputs, one after another."""
     drawn = lengths(n, times=times, spread=spread, seed=seed)
     return [await finished(f, tokens, f"{median} words", **given) for median, tokens in drawn]
@@ -126,7 +126,7 @@ def test_nothing_is_learnt_from_what_did_not_finish_or_had_several_outputs() -> 
     asyncio.run(main())
 
 
-def test_the_same_events_give_the_same_forecasts() -> None:
+def test_the_same_events_give_the_same_predictions() -> None:
     async def run() -> bytes:
         async with learning() as f:
             await traffic(f, 300, times=1.7, spread=0.4, max_tokens=700)
@@ -143,7 +143,7 @@ def test_drift_is_told_and_soon_unlearnt() -> None:
             await traffic(f, 256, times=3, spread=0.5, seed=5)
             state = f.state()
             assert state["drifts"] == 1
-            assert state["models"]["vicuna-13b"]["drift"]["finished_since"] <= 256
+            assert state["models"]["vicuna-13b"]["drift"]["ended_since"] <= 256
             made = await predicted(f, "100 words", max_tokens=100_000)
             assert made.length_prediction.quantiles[12] == pytest.approx(300, rel=0.2)
 

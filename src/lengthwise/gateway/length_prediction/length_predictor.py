@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from lengthwise.gateway.config import Forecasting
+from lengthwise.gateway.config import PredictionConfig
 from lengthwise.gateway.length_prediction.learning import Learner
 from lengthwise.gateway.length_prediction.prediction import (
     STATISTICS,
-    Belief,
+    CorrectedPrediction,
     FaultCounter,
     InlineRunner,
     PendingRow,
@@ -35,7 +35,7 @@ _DEFAULT_TOKENS = 256.0
 NONE, DEFAULT = "none", "default"
 
 
-class Forecaster(Listener):
+class LengthPredictor(Listener):
     """Predict lengths and learn from finished requests; an async context manager.
 
     A predictor of this package that takes less than ``inline_below_s`` per prompt runs on the event loop; any other one
@@ -47,7 +47,7 @@ class Forecaster(Listener):
 
     def __init__(
         self,
-        config: Forecasting,
+        config: PredictionConfig,
         clock: Clock = monotonic,
         late: Late | None = None,
         *,
@@ -113,7 +113,7 @@ class Forecaster(Listener):
         self.sources[prediction.source] += 1
         return prediction
 
-    async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
+    async def repredict(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
         """Return the prediction after some tokens; the predictor runs again only if it reads the generated text."""
         before, so_far = request.length_prediction, request.generated_tokens
         if generated_text and self.reads_text and self._runner is not None and before.source == "predictor":
@@ -126,7 +126,7 @@ class Forecaster(Listener):
     def known(self, request: Request) -> LengthPrediction:
         """Return the current prediction given the tokens so far, without a predictor."""
         before, so_far = request.length_prediction, request.generated_tokens
-        complete = before.complete if isinstance(before, Belief) else before.quantiles
+        complete = before.complete if isinstance(before, CorrectedPrediction) else before.quantiles
         if complete is not None:
             return self._update(request, condition(complete, so_far), before, so_far)
         total = max(before.total_tokens, so_far + 1.0)
@@ -135,7 +135,7 @@ class Forecaster(Listener):
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         """Learn from a finished request unless its length was fixed; ``detail`` "length" marks a censored output."""
         prediction, tokens = request.length_prediction, request.generated_tokens
-        if outcome is not Outcome.FINISHED or not isinstance(prediction, Belief) or not self.config.learn:
+        if outcome is not Outcome.FINISHED or not isinstance(prediction, CorrectedPrediction) or not self.config.learn:
             return
         if tokens < 1 or request.choices != 1 or (self.use_requested and request.requested_tokens > 0):
             return
@@ -187,14 +187,14 @@ class Forecaster(Listener):
             prediction = self._update(request, condition(prediction.complete, so_far), prediction, so_far)
         self.late(request.id, prediction)
 
-    def _believe(self, request: Request, raw: Floats | None) -> Belief:
+    def _believe(self, request: Request, raw: Floats | None) -> CorrectedPrediction:
         """Return the prediction of a predictor's corrected row, or of the prior without one."""
         if raw is None:
             source, complete = "prior", self.learner.prior(request.model)
         else:
             source, complete = "predictor", self.learner.corrected(request.model, raw) if self.config.learn else raw
         total, bounded = self._bound(request, complete, 0)
-        return Belief(total, source, bounded, 0, raw, complete, total)
+        return CorrectedPrediction(total, source, bounded, 0, raw, complete, total)
 
     def _bound(self, request: Request, row: Floats, so_far: int) -> tuple[float, Floats]:
         """Return the statistic and the quantiles, both between the tokens so far and the limit of the request."""
@@ -203,12 +203,14 @@ class Forecaster(Listener):
         # The sum of the mean is rounded, and could leave the bounds.
         return min(max(self._statistic(bounded), bounded.item(0)), bounded.item(-1)), bounded
 
-    def _update(self, request: Request, row: Floats, before: LengthPrediction, so_far: int) -> Belief:
+    def _update(self, request: Request, row: Floats, before: LengthPrediction, so_far: int) -> CorrectedPrediction:
         """Return the prediction of a row after ``so_far`` tokens."""
         total, bounded = self._bound(request, row, so_far)
-        origin = before if isinstance(before, Belief) else Belief(0.0, complete=before.quantiles)
+        origin = (
+            before if isinstance(before, CorrectedPrediction) else CorrectedPrediction(0.0, complete=before.quantiles)
+        )
         first_tokens = origin.first_tokens or total
-        return Belief(total, before.source, bounded, so_far, origin.raw, origin.complete, first_tokens)
+        return CorrectedPrediction(total, before.source, bounded, so_far, origin.raw, origin.complete, first_tokens)
 
 
 def _fixed(request: Request, tokens: float, source: str) -> LengthPrediction:
@@ -224,12 +226,12 @@ def _is_own(predictor: Any) -> bool:
     return all(_is_own(part) for name in ("inner", "prior") if (part := getattr(predictor, name, None)) is not None)
 
 
-class Oracle(Forecaster):
+class Oracle(LengthPredictor):
     """Predict the true length of each request; if ``length`` returns None, make an ordinary prediction."""
 
     def __init__(
         self,
-        config: Forecasting,
+        config: PredictionConfig,
         clock: Clock = monotonic,
         late: Late | None = None,
         *,
@@ -247,11 +249,11 @@ class Oracle(Forecaster):
         self.sources["oracle"] += 1
         return _fixed(request, float(tokens), "oracle")
 
-    async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
+    async def repredict(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
         """Return the true length again."""
         if request.length_prediction.source == "oracle":
             return request.length_prediction
-        return await super().retry(request, text, generated_text)
+        return await super().repredict(request, text, generated_text)
 
 
 def requested_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:

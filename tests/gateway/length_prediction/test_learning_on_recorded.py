@@ -8,11 +8,11 @@ import json
 
 import numpy as np
 import pytest
-from forecast_worlds import finished
+from prediction_worlds import finished
 from scipy.stats import kendalltau
 
-from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.length_prediction import Forecaster
+from lengthwise.gateway.config import PredictionConfig
+from lengthwise.gateway.length_prediction import LengthPredictor
 from lengthwise.predict import LEVELS, default
 
 MODELS = ("vicuna-7b-v1.5", "Qwen1.5-7B-Chat", "phi-2", "gpt4_1106_preview")
@@ -38,7 +38,7 @@ def recorded(folder) -> list[tuple[str, str, int]]:
 
 async def served(traffic, *, learn: bool) -> tuple[dict[float, float], float, int]:
     """Coverage by level and Kendall's tau over the second half, and drift alarms."""
-    async with Forecaster(Forecasting(learn=learn), predictor=default(), place="inline") as f:
+    async with LengthPredictor(PredictionConfig(learn=learn), predictor=default(), place="inline") as f:
         made = [await finished(f, tokens, text, model=model, max_tokens=100_000) for model, text, tokens in traffic]
         drifts = f.drifts
     last = made[len(made) // 2 :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from lengthwise.gateway.length_prediction import Forecaster
+from lengthwise.gateway.length_prediction import LengthPredictor
 from lengthwise.gateway.request import Outcome, Request
 
 _IDS = count(1)
@@ -17,15 +17,17 @@ def request(**given: Any) -> Request:
     })  # fmt: skip
 
 
-async def predicted(forecaster: Forecaster, text: str = "Write a story", **given: Any) -> Request:
+async def predicted(length_predictor: LengthPredictor, text: str = "Write a story", **given: Any) -> Request:
     made = request(**given)
-    made.length_prediction = await forecaster.first(made, text)
+    made.length_prediction = await length_predictor.first(made, text)
     return made
 
 
-async def finished(forecaster: Forecaster, tokens: int, text: str = "Write a story", **given: Any) -> Request:
+async def finished(
+    length_predictor: LengthPredictor, tokens: int, text: str = "Write a story", **given: Any
+) -> Request:
     """A request that was predicted and then put out so many tokens, or as many as it might."""
-    made = await predicted(forecaster, text, **given)
+    made = await predicted(length_predictor, text, **given)
     made.generated_tokens = min(tokens, made.max_tokens)
-    forecaster.finished(made, Outcome.FINISHED, 0.0)
+    length_predictor.finished(made, Outcome.FINISHED, 0.0)
     return made
