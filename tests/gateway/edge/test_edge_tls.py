@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import asyncio.sslproto
 import contextlib
 import json
 import socket
@@ -13,6 +15,7 @@ import trustme
 from edge_serving import Report, Script, Served, chat, config, parsed
 
 from lengthwise.gateway.config import Tls
+from lengthwise.gateway.edge.http_server import WriteTimeout
 
 ASK = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -74,3 +77,21 @@ def test_a_whole_answer_that_nobody_takes_is_dropped(authority):
             assert time.monotonic() < end
             time.sleep(0.01)
         assert served.app.in_flight == 0
+
+
+def test_a_connection_that_was_closed_twice_has_nothing_left_to_write():
+    """The second close of a TLS transport drops its protocol; a shutdown of the gateway must not fail on it."""
+
+    async def work() -> bool:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        loop = asyncio.get_running_loop()
+        protocol = asyncio.sslproto.SSLProtocol(loop, asyncio.Protocol(), context, None, server_side=True)
+        transport = protocol._get_app_transport(context)
+        transport.close()
+        transport.close()
+        timeout = WriteTimeout(transport, 30.0)
+        timeout.start()
+        timeout.stop()
+        return transport.is_closing()
+
+    assert asyncio.run(work())

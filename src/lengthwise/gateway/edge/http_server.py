@@ -64,7 +64,7 @@ class WriteTimeout:
     def start(self) -> None:
         """Start unless started."""
         if self._timer is None:
-            self._buffered = self._transport.get_write_buffer_size()
+            self._buffered = self._unsent_bytes()
             self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._on_timer)
 
     def stop(self) -> None:
@@ -73,9 +73,15 @@ class WriteTimeout:
             self._timer.cancel()
             self._timer = None
 
+    def _unsent_bytes(self) -> int:
+        try:
+            return self._transport.get_write_buffer_size()
+        except AttributeError:  # a TLS transport that is closed twice drops its protocol, and with it the buffer
+            return 0
+
     def _on_timer(self) -> None:
         self._timer = None
-        buffered = self._transport.get_write_buffer_size()
+        buffered = self._unsent_bytes()
         if buffered and buffered >= self._buffered:
             self._transport.abort()
         elif buffered:
