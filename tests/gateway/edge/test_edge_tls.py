@@ -86,7 +86,7 @@ def test_a_connection_that_was_closed_twice_has_nothing_left_to_write():
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         loop = asyncio.get_running_loop()
         protocol = asyncio.sslproto.SSLProtocol(loop, asyncio.Protocol(), context, None, server_side=True)
-        transport = protocol._get_app_transport(context)
+        transport = protocol._get_app_transport()
         transport.close()
         transport.close()
         timeout = WriteTimeout(transport, 30.0)
