@@ -125,7 +125,7 @@ def world(model, asynchronous, seed, **settings):
         "finished": len(set(ended) - aborted),
         "expected": len(whole),
         "preemptions": sum(one.num_preemptions for one in everyone.values()),
-        "cuts": sum(one.cuts for one in made.lengthwise.registry._entries.values()) if made.lengthwise else 0,
+        "cuts": sum(one.preemptions for one in made.lengthwise.registry._entries.values()) if made.lengthwise else 0,
         "free_blocks": made.kv_cache_manager.block_pool.get_num_free_blocks(),
     }
 

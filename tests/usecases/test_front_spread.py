@@ -37,7 +37,7 @@ def without(cost: CostTables, front: PartError | None) -> CostTables:
     return replace(cost, evidence=replace(cost.evidence, errors=stated))
 
 
-def outcome(front: PartError) -> simulate.Outcome:
+def outcome(front: PartError) -> simulate.VariantOutcome:
     asked = config.loads(ASKED)
     (variant,) = variants.build(asked)
     cost = without(variant.deployment.cost, front)

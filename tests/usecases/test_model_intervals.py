@@ -43,7 +43,7 @@ def asked(rate: float = RATE, **run: int) -> config.Scenario:
     )
 
 
-def outcome(errors: tuple[PartError, ...] | None, rate: float = RATE, **run: int) -> simulate.Outcome:
+def outcome(errors: tuple[PartError, ...] | None, rate: float = RATE, **run: int) -> simulate.VariantOutcome:
     (variant,) = variants.build(asked(rate, **run))
     if errors is not None:
         cost = variant.deployment.cost
@@ -66,7 +66,7 @@ def width(estimate: Estimate) -> float:
 
 
 @pytest.fixture(scope="module")
-def quiet() -> simulate.Outcome:
+def quiet() -> simulate.VariantOutcome:
     return outcome((PartError("step", 0.1),))
 
 

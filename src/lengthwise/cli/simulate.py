@@ -15,7 +15,7 @@ from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
 if TYPE_CHECKING:
     from lengthwise.config import Scenario
     from lengthwise.report import Result
-    from lengthwise.usecases.simulate import Outcome
+    from lengthwise.usecases.simulate import VariantOutcome
 
 EXAMPLES = """\b
 Examples:
@@ -64,7 +64,7 @@ def run(
 
     with progress.simulating(quiet=quiet) as advance:
         outcomes = simulate.run(
-            scenario, variants=variants, jobs=jobs, progress=advance, every_step=timeline is not None
+            scenario, variants=variants, jobs=jobs, progress=advance, log_steps=timeline is not None
         )
     results = [result_of(outcome) for outcome in outcomes]
     if not quiet:
@@ -93,7 +93,7 @@ def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: boo
     return {name: path if i < unnamed else outputs.variant_path(path, name) for i, name in enumerate(names)}
 
 
-def result_of(outcome: Outcome) -> Result:
+def result_of(outcome: VariantOutcome) -> Result:
     """Return an outcome as reports take it."""
     from lengthwise.report import Result
 
@@ -132,7 +132,7 @@ def write(results: list[Result], json: Path | None, html: Path | None, *, quiet:
     outputs.write_answers(json, html, results, report.write_json, report.write_html, quiet=quiet)
 
 
-def write_records(outcomes: Sequence[Outcome], files: dict[str, Path]) -> None:
+def write_records(outcomes: Sequence[VariantOutcome], files: dict[str, Path]) -> None:
     """Write the first seed's run of each variant, with its requests and its scenario."""
     from lengthwise import measure
     from lengthwise.usecases.simulate import measured_of

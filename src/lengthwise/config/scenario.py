@@ -17,7 +17,7 @@ from lengthwise.schema.errors import InputError
 
 
 class Scenario(Section):
-    """A workload, a deployment and how to look at them; with variants, several side by side."""
+    """A workload, a deployment and how to look at them; with variants, several to compare."""
 
     name: str = ""
     description: str = ""
@@ -62,9 +62,9 @@ class Scenario(Section):
     def files(self) -> list[Path]:
         """Return the files that the scenario and its variants are read from: traces, models, specs and tables too."""
         found = {Path(self.source)}
-        for side in self.effective():
-            on, predictors = side.deployment, side.lab.predictors if side.lab else []
-            texts = [side.workload.trace, *(one.file for one in (side.predictor, *predictors))]
+        for expanded in self.effective():
+            on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
+            texts = [expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
             texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
@@ -90,16 +90,16 @@ class Scenario(Section):
         if not self.variants:
             return [self]
         base = self.model_dump(exclude={"variants"}, exclude_unset=True, exclude_none=True)
-        sides = [merged(base, variant.overrides | {"name": variant.name}) for variant in self.variants]
-        return [type(self).model_validate(one).from_file(self.source, self.folder, self.notes) for one in sides]
+        effective = [merged(base, variant.overrides | {"name": variant.name}) for variant in self.variants]
+        return [type(self).model_validate(one).from_file(self.source, self.folder, self.notes) for one in effective]
 
     def only(self, variant: str) -> Self:
         """Return the scenario of one variant; raise InputError if there is none of this name."""
-        sides = {side.name: side for side in self.effective()} if self.variants else {}
-        if variant not in sides:
-            known = f"it has {', '.join(sides)}" if sides else "it has none"
+        effective = {expanded.name: expanded for expanded in self.effective()} if self.variants else {}
+        if variant not in effective:
+            known = f"it has {', '.join(effective)}" if effective else "it has none"
             raise InputError(f"{self.source} has no variant {variant!r}; {known}")
-        return sides[variant]
+        return effective[variant]
 
     def updated(self, over: Table, *, exclude: set[str] | None = None) -> Self:
         """Return the scenario with the settings of ``over`` merged and validated, without the sections ``exclude``."""
@@ -316,7 +316,7 @@ def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
 def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[KeyPath, str]]) -> list[Problem]:
     """Return the problems of the settings that each variant results in, without those of the base (``known``)."""
     base = {key: value for key, value in settings.items() if key != "variants"}
-    problems, names, sides = list[Problem](), set[str](), list[Table]()
+    problems, names, effective = list[Problem](), set[str](), list[Table]()
     for index, variant in enumerate(variants):
         if not isinstance(variant, dict):
             continue  # a problem of the list
@@ -324,8 +324,8 @@ def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[Key
         if name in names:
             problems.append(Problem(("variants", name, "name"), "two variants have this name; give each its own"))
         names.add(name)
-        side = merged(base, {key: value for key, value in variant.items() if key in _VARIABLE_SECTIONS})
-        sides.append(side)
-        found = [p for p in validated(Scenario, side)[1] if (p.path, p.text) not in known]
+        expanded = merged(base, {key: value for key, value in variant.items() if key in _VARIABLE_SECTIONS})
+        effective.append(expanded)
+        found = [p for p in validated(Scenario, expanded)[1] if (p.path, p.text) not in known]
         problems += [Problem(("variants", name, *p.path), p.text) for p in found]
-    return problems + [problem for side in sides or [base] for problem in space_problems(side)]
+    return problems + [problem for expanded in effective or [base] for problem in space_problems(expanded)]

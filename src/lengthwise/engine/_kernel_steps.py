@@ -393,8 +393,8 @@ def start_transfers(S, D, r, now_s, rank, memory):
     expire(S, r, now_s)
     rep = S.replicas[r]
     params, queue = S.params[rep.side], S.queues[rep.queue]
-    late = params.rank_every_step == 1 or queue.starvation_s <= now_s
-    if queue.length > 0 and S.running[r] < params.max_num_seqs and late:
+    needs_rerank = params.rank_every_step == 1 or queue.starvation_s <= now_s
+    if queue.length > 0 and S.running[r] < params.max_num_seqs and needs_rerank:
         update_ranks(S, rep.queue, now_s, rank)
     while queue.length > 0 and S.running[r] < params.max_num_seqs:
         slot = S.pool_slot[queue.offset]

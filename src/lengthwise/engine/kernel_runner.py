@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
-from lengthwise.engine.outcome import Outcome, run_end_s
+from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Setup, error_of, policy_raised
 from lengthwise.policy.compile import signatures
 from lengthwise.schema.cost_tables import CostTables
@@ -308,7 +308,7 @@ def _kind(value: Any) -> Kind:
     return (type(value),)
 
 
-def run_kernel(setup: Setup, log_rows: int) -> Outcome:
+def run_kernel(setup: Setup, log_rows: int) -> EngineOutput:
     """Return the outcome of a run of the kernel.
 
     Raises:
@@ -329,7 +329,7 @@ def run_kernel(setup: Setup, log_rows: int) -> Outcome:
         state.arrival_s[never_sent] = np.nan
     steps, gaps = int(counters["step_rows"]), int(counters["gap_rows"])
     logged = steps <= len(state.step_log) and gaps <= len(state.gap_log)
-    return Outcome(
+    return EngineOutput(
         arrival_s=state.arrival_s,
         results=state.results,
         replicas=state.replicas,

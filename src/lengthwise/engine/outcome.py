@@ -21,7 +21,7 @@ _TOTALS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EngineOutput:
     """Arrays in the types of ``kernel_layout``: results [n], replicas [R], series [R, bins, 6], logs or None."""
 
     arrival_s: Array
@@ -41,7 +41,7 @@ def run_end_s(last_s: float, limit_s: float, results: Array, replicas: Array) ->
     return float(max(limit_s, replicas["busy_until_s"].max()))
 
 
-def to_records(workload: Workload, outcome: Outcome, seed: int, name: str) -> Records:
+def to_records(workload: Workload, outcome: EngineOutput, seed: int, name: str) -> Records:
     """Return the records of an outcome; both engines' logs get the same order."""
     results, replicas, steps = outcome.results, outcome.replicas, outcome.steps
     if steps is not None:
@@ -73,7 +73,7 @@ def to_records(workload: Workload, outcome: Outcome, seed: int, name: str) -> Re
     )
 
 
-def _gaps(outcome: Outcome) -> TokenGaps:
+def _gaps(outcome: EngineOutput) -> TokenGaps:
     gap_s = count = None
     if outcome.gaps is not None:
         gap_s, inverse = np.unique(outcome.gaps["gap_s"], return_inverse=True)
@@ -96,7 +96,7 @@ def gap_edges() -> Array:
     return np.concatenate([[0.0], inside.ravel(), [2.0 ** (GAP_SMALLEST_EXPONENT + GAP_OCTAVES)]])
 
 
-def _series(outcome: Outcome) -> TimeSeries:
+def _series(outcome: EngineOutput) -> TimeSeries:
     """Return the sum over replicas, in the widest of their bins."""
     width = float(outcome.replicas["bin_s"].max())
     bins = outcome.series.shape[1]

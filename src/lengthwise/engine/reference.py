@@ -14,7 +14,7 @@ import numpy as np
 
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._reference_state import Admission, Eviction, Queue, Replica, Request, Step, Transfer, Wait
-from lengthwise.engine.outcome import Outcome, run_end_s
+from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Function, Setup, error_of
 from lengthwise.policy import (
     ADMIT_AFTER_EVICTION,
@@ -68,7 +68,7 @@ class Reference:
         self.entry_s = math.inf
         self._to_front()
 
-    def run(self) -> Outcome:
+    def run(self) -> EngineOutput:
         """Handle all events in order.
 
         Raises:
@@ -97,7 +97,7 @@ class Reference:
             self._schedule_all(now)
         return self._outcome()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> EngineOutput:
         for rep in self.replicas:
             for q in (*rep.running, *rep.queue.waiting):
                 self.results[q.index]["output_tokens"] = self._output_tokens(q)
@@ -106,7 +106,7 @@ class Reference:
             if self.parents_left[i] > 0 and row["status"] == Status.UNFINISHED:
                 self.arrival_s[i] = math.nan
         replicas = np.array([rep.totals for rep in self.replicas], dtype=kernel_layout.replica_t)
-        return Outcome(
+        return EngineOutput(
             arrival_s=self.arrival_s,
             results=self.results,
             replicas=replicas,

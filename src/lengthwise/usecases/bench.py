@@ -37,12 +37,12 @@ def server_scenario(
         raise InputError(f"variant {variant!r} must be one of a scenario's; name the scenario's file, too")
     if scenario is None:
         return loads(_UNKNOWN_DEPLOYMENT, overrides=overrides)
-    sides = {side.name: side for side in load(scenario, overrides).effective()}
-    if variant is not None and variant not in sides:
-        raise InputError(f"{scenario} has no variant {variant!r}; it has {', '.join(sides)}")
-    if variant is None and len({side.workload.model_dump_json() for side in sides.values()}) > 1:
-        raise InputError(f"the variants of {scenario} have different workloads; name one: {', '.join(sides)}")
-    return sides[variant] if variant is not None else next(iter(sides.values()))
+    effective = {expanded.name: expanded for expanded in load(scenario, overrides).effective()}
+    if variant is not None and variant not in effective:
+        raise InputError(f"{scenario} has no variant {variant!r}; it has {', '.join(effective)}")
+    if variant is None and len({expanded.workload.model_dump_json() for expanded in effective.values()}) > 1:
+        raise InputError(f"the variants of {scenario} have different workloads; name one: {', '.join(effective)}")
+    return effective[variant] if variant is not None else next(iter(effective.values()))
 
 
 def deployment_of_server(
@@ -55,13 +55,13 @@ def deployment_of_server(
     if scenario is None:
         return None
     each = []
-    for side in load(scenario, [*_workload_overrides(workload), *overrides]).effective():
-        if variant is None or side.name == variant:
-            (model, gpu), on, limits = hardware(side), side.deployment, side.engine
+    for expanded in load(scenario, [*_workload_overrides(workload), *overrides]).effective():
+        if variant is None or expanded.name == variant:
+            (model, gpu), on, limits = hardware(expanded), expanded.deployment, expanded.engine
             settings = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": on.gpus}
             settings |= on.model_dump(include={"tp", "pp", "replicas"})
             settings |= limits.model_dump(include={"max_num_seqs", "max_num_batched_tokens", "max_model_len"})
-            settings |= {"weight_dtype": on.weight_dtype or model.dtype, "policy": side.scheduler.policy}
+            settings |= {"weight_dtype": on.weight_dtype or model.dtype, "policy": expanded.scheduler.policy}
             each.append(settings)
     return {key: value for key, value in each[0].items() if all(one[key] == value for one in each)}
 

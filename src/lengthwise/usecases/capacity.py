@@ -56,21 +56,21 @@ def capacities(
 
     ``jobs`` is the number of seeds simulated at a time; None: one for each CPU.
     """
-    sides = scenario.effective()
+    effective = scenario.effective()
     found = []
-    progress(0, len(sides))
+    progress(0, len(effective))
     with ThreadPoolExecutor(jobs or search.available_cpus()) as pool:
-        for side in sides:
-            with located(scenario, side):
-                found.append(_capacity(side, pool))
-            progress(len(found), len(sides))
+        for expanded in effective:
+            with located(scenario, expanded):
+                found.append(_capacity(expanded, pool))
+            progress(len(found), len(effective))
     return found
 
 
-def _capacity(side: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
-    section = side.search or SearchSection()
+def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
+    section = expanded.search or SearchSection()
     limits = search.with_stability(limits_of(section))
-    slo_limits, served, load = search.SloLimits(limits, slo_of(side)), deployment(side), search_load(side)
+    slo_limits, served, load = search.SloLimits(limits, slo_of(expanded)), deployment(expanded), search_load(expanded)
     engine.warm_up()  # otherwise every thread would compile it
     found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
     at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)
@@ -78,7 +78,7 @@ def _capacity(side: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     if at is not None and served.cost.evidence.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)
         out_of_range = metrics.beyond_reach(records, served)
-    return VariantCapacity(side.name, served, limits, found, at, out_of_range, unchecked_tables_note(side))
+    return VariantCapacity(expanded.name, served, limits, found, at, out_of_range, unchecked_tables_note(expanded))
 
 
 def capacities_json(found: Sequence[VariantCapacity]) -> dict[str, Any]:

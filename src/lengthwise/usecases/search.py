@@ -60,17 +60,17 @@ class VariantSearch:
 def questions(scenario: Scenario) -> list[VariantSearch]:
     """Return the searches of a scenario, one for each variant."""
     found = []
-    for side in scenario.effective():
-        with located(scenario, side):
-            if side.search is None:
+    for expanded in scenario.effective():
+        with located(scenario, expanded):
+            if expanded.search is None:
                 raise InputError(
                     "a search needs a table [search] with a space, such as: [search.space] gpu = "
                     '["A100-80GB", "H100"], tp = [1, 2, 4]'
                 )
-            _require_tables_of_one_deployment(side, space_of(side.search))
-            make = partial(_deployment_with, side.model_copy(update={"search": None, "variants": []}))
-            bench = Bench(make, search_load(side), question_of(side, side.search))
-            found.append(VariantSearch(side.name, side, bench))
+            _require_tables_of_one_deployment(expanded, space_of(expanded.search))
+            make = partial(_deployment_with, expanded.model_copy(update={"search": None, "variants": []}))
+            bench = Bench(make, search_load(expanded), question_of(expanded, expanded.search))
+            found.append(VariantSearch(expanded.name, expanded, bench))
     return found
 
 

@@ -54,7 +54,7 @@ def slo_of(scenario: Scenario) -> Slo | None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VariantOutcome:
     """The result of one variant."""
 
     variant: Variant
@@ -88,7 +88,7 @@ class Outcome:
         return tuple(note for note in notes if note)
 
 
-def measured_of(outcome: Outcome) -> Measured:
+def measured_of(outcome: VariantOutcome) -> Measured:
     """Return the first seed's run with its requests and its scenario, as a records file has them."""
     variant = outcome.variant
     deployment = plain(deployment_facts(variant.deployment))
@@ -109,8 +109,8 @@ def run(
     variants: Sequence[Variant] | None = None,
     jobs: int | None = None,
     progress: Progress = lambda *_: None,
-    every_step: bool = False,
-) -> list[Outcome]:
+    log_steps: bool = False,
+) -> list[VariantOutcome]:
     """Return the outcome of every variant of a scenario, each simulated at every seed.
 
     All variants see the same requests at the same seed; where none is random (replays), one seed suffices and no other
@@ -126,7 +126,7 @@ def run(
     built = list(build(requested) if variants is None else variants)
     first_seed, count = requested.run.seed, requested.run.seeds if any(one.is_random for one in built) else 1
     seeds = range(first_seed, first_seed + count)
-    keep_steps = MANY_STEPS if every_step else USUAL_STEPS
+    keep_steps = MANY_STEPS if log_steps else USUAL_STEPS
     by_seed = [
         partial(_simulated, one, seed, keep_steps if seed == seeds[0] else None) for seed in seeds for one in built
     ]
@@ -145,7 +145,7 @@ def run(
         out_of_range = metrics.worst_of([one for _, _, one in own])
         records = own[0][0]
         assert records is not None  # those of the first seed are kept
-        outcomes.append(Outcome(variant, records, summaries, summary, out_of_range, len(perturbed)))
+        outcomes.append(VariantOutcome(variant, records, summaries, summary, out_of_range, len(perturbed)))
     return outcomes
 
 

@@ -1,4 +1,4 @@
-"""From a checked scenario to deployments, schedulers and requests: one variant for each side of a comparison."""
+"""From a checked scenario to deployments, schedulers and requests: one variant for each table of [[variants]]."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _KEY_OF_KIND = {
     "scheduler": "scheduler.policy",
     **{f"{axis} policy": f"scheduler.{axis}" for axis in _AXES},
 }
-_IN_DECODE = "of the side that decodes, deployment.decode"
+_IN_DECODE = "of deployment.decode"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One side of a comparison: a deployment, and the requests of each seed."""
+    """One variant of a comparison: a deployment, and the requests of each seed."""
 
     name: str  # from the file, or the scenario's own name where it has no variants
     scenario: Scenario
@@ -65,25 +65,25 @@ def build(scenario: Scenario) -> list[Variant]:
     """Return the variants of a scenario, ready to be simulated."""
     shared: dict[str, Callable[[int], Workload]] = {}
     variants = []
-    for side in scenario.effective():
-        with located(scenario, side, with_key=True):
-            deployed = deployment(side)
-            key = side.workload.model_dump_json()
-            if side.predictor.kind != "none":
-                key += side.predictor.model_dump_json() + side.deployment.model
+    for expanded in scenario.effective():
+        with located(scenario, expanded, with_key=True):
+            deployed = deployment(expanded)
+            key = expanded.workload.model_dump_json()
+            if expanded.predictor.kind != "none":
+                key += expanded.predictor.model_dump_json() + expanded.deployment.model
             if key not in shared:
-                shared[key] = workload_by_seed(side)
-            variants.append(Variant(side.name, side, deployed, shared[key]))
+                shared[key] = workload_by_seed(expanded)
+            variants.append(Variant(expanded.name, expanded, deployed, shared[key]))
     return variants
 
 
 @contextmanager
-def located(scenario: Scenario, side: Scenario, *, with_key: bool = False) -> Iterator[None]:
+def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -> Iterator[None]:
     """Add to an InputError the file and the variant of its cause, and with ``with_key`` the key of an unknown name."""
     try:
         yield
     except InputError as error:
-        variant = f"variant {side.name!r} of " if scenario.variants else ""
+        variant = f"variant {expanded.name!r} of " if scenario.variants else ""
         key = ""
         if with_key and isinstance(error, UnknownNameError) and _IN_DECODE not in getattr(error, "__notes__", ()):
             key = _KEY_OF_KIND.get(error.kind, "")

@@ -199,36 +199,38 @@ def test_who_goes_first_by_a_hair_has_overtaken_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuts", "named"),
+    ("preemption_effect", "named"),
     [
         (Change(-0.03, -0.06, 0.005), "srtf"),
         (Change(-0.005, -0.008, -0.002), "srtf"),
         (Change(-0.03, -0.06, -0.01), "isrtf"),
     ],
 )
-def test_isrtf_is_named_only_where_it_surely_beats_srtf(cuts: Change, named: str) -> None:
+def test_isrtf_is_named_only_where_it_surely_beats_srtf(preemption_effect: Change, named: str) -> None:
     """Beyond chance, and by enough to be worth cutting anybody."""
     found = gain(of_rows(single_server(3, 400)), draws=5)
     srtf = OrderGain("srtf", Change(-0.2, -0.3, -0.1), Change(0.0, -0.1, 0.1), 1.0, 2.0)
     isrtf = replace(srtf, name="isrtf", mean=Change(-0.23, -0.33, -0.13))
-    decision, description = decide(replace(found, orders=(srtf, isrtf, found.order("oracle")), cuts=cuts))
+    decision, description = decide(
+        replace(found, orders=(srtf, isrtf, found.order("oracle")), preemption_effect=preemption_effect)
+    )
     assert decision == "switch on"
     assert description.startswith(f"mode = {named} ")
     tail = Change(0.5, 0.4, 0.6)
     dear = (replace(srtf, p99=tail), replace(isrtf, p99=tail), found.order("oracle"))
-    assert decide(replace(found, orders=dear, cuts=cuts))[1].startswith(f"mode = {named} ")
+    assert decide(replace(found, orders=dear, preemption_effect=preemption_effect))[1].startswith(f"mode = {named} ")
     only = (replace(srtf, p99=tail), isrtf, found.order("oracle"))
-    assert decide(replace(found, orders=only, cuts=cuts))[1].startswith("mode = isrtf ")
+    assert decide(replace(found, orders=only, preemption_effect=preemption_effect))[1].startswith("mode = isrtf ")
 
 
 def test_what_cuts_add_is_told_with_its_interval() -> None:
     rows = single_server(3, 1500)
     found = gain(of_rows(rows), Order(preemption="worth(factor=1)"), draws=20)
     srtf, isrtf = found.order("srtf").mean, found.order("isrtf").mean
-    assert found.cuts.value == pytest.approx((1 + isrtf.value) / (1 + srtf.value) - 1)
-    assert found.cuts.low < found.cuts.value < found.cuts.high < 0
+    assert found.preemption_effect.value == pytest.approx((1 + isrtf.value) / (1 + srtf.value) - 1)
+    assert found.preemption_effect.low < found.preemption_effect.value < found.preemption_effect.high < 0
     assert "against mode = srtf" in found.description
-    assert gain(of_rows(rows), Order(preemption="never"), draws=5).cuts == Change(0.0, 0.0, 0.0)
+    assert gain(of_rows(rows), Order(preemption="never"), draws=5).preemption_effect == Change(0.0, 0.0, 0.0)
 
 
 def test_models_apart_are_pools_apart() -> None:

@@ -103,7 +103,7 @@ class Side:
     jct_s: list[float] = field(default_factory=list)
     waiting: int = 0
     running: int = 0
-    cuts: int = 0
+    preemptions: int = 0
 
     @property
     def finished_s(self) -> Floats:
@@ -178,7 +178,7 @@ async def race(
     def poll() -> None:
         for side, gateway in zip(sides, gateways, strict=True):
             now = gateway.driver.statistics()
-            side.waiting, side.running, side.cuts = now.waiting, now.running, now.preemptions
+            side.waiting, side.running, side.preemptions = now.waiting, now.running, now.preemptions
         show(sides, loop.time() - started_s)
 
     async def poll_repeatedly() -> None:
@@ -316,7 +316,7 @@ def table(title: str, sides: Sequence[Side], seconds: float) -> Table:
     shown.add_row("finished", *(str(len(jct_s)) for jct_s in times))
     shown.add_row("mean JCT", *(f"{jct_s.mean():.2f} s" if len(jct_s) else "-" for jct_s in times))
     shown.add_row("P99 JCT", *(f"{np.quantile(jct_s, 0.99):.2f} s" if len(jct_s) else "-" for jct_s in times))
-    shown.add_row("preemptions", *(str(side.cuts) for side in sides))
+    shown.add_row("preemptions", *(str(side.preemptions) for side in sides))
     return shown
 
 

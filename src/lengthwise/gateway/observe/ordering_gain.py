@@ -95,7 +95,7 @@ class Gain:
     fcfs_p99_jct_s: float = math.nan
     in_order: bool = False  # whether requests were really served FCFS, so that both means are comparable
     orders: tuple[OrderGain, ...] = ()
-    cuts: Change = NO_CHANGE  # change of the mean JCT from srtf to isrtf: the effect of preemption
+    preemption_effect: Change = NO_CHANGE  # change of the mean JCT from srtf to isrtf: the effect of preemption
     times: tuple[OrderTimes, ...] = ()  # FCFS first
     services: tuple[Service, ...] = field(default=())  # fitted engines, one per pool
     level: float = LEVEL  # confidence of each interval; those of both orders hold together with 95 %
@@ -130,7 +130,12 @@ MAX_ERROR = 0.35  # beyond it simulated FCFS differs too much from the observati
 
 def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per decision
     """Return the decision on a gain and its reason."""
-    oracle, srtf, isrtf, cuts = gain.order(ORACLE), gain.order(SRTF), gain.order(ISRTF), gain.cuts
+    oracle, srtf, isrtf, preemption_effect = (
+        gain.order(ORACLE),
+        gain.order(SRTF),
+        gain.order(ISRTF),
+        gain.preemption_effect,
+    )
     if gain.waited_share < MIN_WAITED_SHARE and -oracle.mean.value < MIN_GAIN:
         return NO_QUEUE, (
             f"Waiting is {_percent(gain.waited_share)} of all time from arrival to finish: every request finds a free "
@@ -147,7 +152,7 @@ def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per dec
             f"{gain.observed_jct_s:.3g} s in the observations. Something other than a full batch limits the engines, "
             "or they changed."
         )
-    has_better_cuts = cuts.high < 0 and -cuts.value >= MIN_GAIN
+    has_better_cuts = preemption_effect.high < 0 and -preemption_effect.value >= MIN_GAIN
     significant = [order for order in (srtf, isrtf) if order.mean.high < 0 and -order.mean.value >= MIN_GAIN]
     acceptable = [order for order in significant if not order.p99.value > -order.mean.value]
     if significant:
@@ -157,7 +162,7 @@ def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per dec
             return TAIL_LOSES, f"mode = {best.name} {_changes(best)}; a lower max_wait_s trades the one for the other."
         text = f"mode = {best.name} {_changes(best)}"
         if best.name == ISRTF and len(acceptable) > 1:
-            text += f", against mode = srtf mean JCT by {_interval(cuts)}"
+            text += f", against mode = srtf mean JCT by {_interval(preemption_effect)}"
         if oracle.mean.value < -MIN_GAIN:
             text += f"; that is {_percent(best.mean.value / oracle.mean.value)} of the gain with known lengths"
         return SWITCH_ON, f"{text}."
@@ -232,7 +237,7 @@ def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 
         fcfs_p99_jct_s=means_s[FCFS][-1],
         in_order=all(_in_order(part) for part in parts),
         orders=tuple(orders),
-        cuts=change(*_CUTS),
+        preemption_effect=change(*_CUTS),
         times=tuple(OrderTimes(name, means_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
         services=tuple(pool.service for pool in pools),
     )
@@ -352,7 +357,7 @@ def text_report(gain: Gain) -> str:
             f"{_LABELS[order.name]:34}{order.mean_jct_s:>8.3f} s  {_format_change(order.mean):<30}"
             f"{order.p99_jct_s:>8.3f} s  {_format_change(order.p99)}"
         )
-    lines += [f"{'isrtf against srtf':34}{'':>10}  {_format_change(gain.cuts)}", ""]
+    lines += [f"{'isrtf against srtf':34}{'':>10}  {_format_change(gain.preemption_effect)}", ""]
     return "\n".join([*lines, f"Intervals: {100 * gain.level:g} % each, by a block bootstrap of this traffic."])
 
 

@@ -34,7 +34,7 @@ class Entry:
     running: bool = False
     overdue: bool = False
     admission: int = -1
-    cuts: int = 0
+    preemptions: int = 0
     stable: int = 0
     key: Key = (1, 0, math.inf, 0)
 
@@ -150,7 +150,7 @@ class Registry:
         predicted, remaining = self.lengths(entry)
         waited_s = entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.queued_s
         lengths = request.num_prompt_tokens, generated, predicted, remaining, math.nan
-        counts = entry.hint.priority, entry.admission, entry.cuts, math.nan, 0
+        counts = entry.hint.priority, entry.admission, entry.preemptions, math.nan, 0
         key = float(self._rank(now_s, entry.arrival_s, *lengths, waited_s, *counts))
         return math.inf if math.isnan(key) else key
 
@@ -204,18 +204,18 @@ class Preemption:
         lengths = (registry.lengths(own)[1], registry.lengths(other)[1], request.num_output_tokens)
         recompute = (request.num_prompt_tokens + request.num_output_tokens) * PREFILL_WEIGHT / len(running)
         waited_s = own.queued_for_s + now_s - own.queued_s
-        gain = self._gain(*keys, *lengths, recompute, len(running), num_waiting, waited_s, other.cuts)
+        gain = self._gain(*keys, *lengths, recompute, len(running), num_waiting, waited_s, other.preemptions)
         return request if gain > 0 else None
 
     def record(self, victim: Any) -> None:
         """Record that a victim was preempted."""
-        self._registry.entry(victim).cuts += 1
+        self._registry.entry(victim).preemptions += 1
         self._last_s = self._clock()
 
     def _is_candidate(self, own: Entry, entry: Entry) -> bool:
         request = entry.request
         is_settled = not request.is_prefill_chunk and request.num_output_tokens >= max(1, entry.stable)
-        is_exempt = entry.overdue or entry.cuts >= self._settings.max_preemptions
+        is_exempt = entry.overdue or entry.preemptions >= self._settings.max_preemptions
         return is_settled and not is_exempt and (own.overdue or own.hint.priority <= entry.hint.priority)
 
 
