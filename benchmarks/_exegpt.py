@@ -95,8 +95,8 @@ class FasterTransformer:
         rps = []
         for row in self.static.rows:
             longest = (1 - np.exp(row.prefill_batch * log_cdf)).sum()  # mean maximum of a batch
-            steps = longest - setting.assumptions.encode_output_tokens
-            rps.append(row.prefill_batch / (row.encode_s + row.decode_s * steps))
+            steps = longest - setting.assumptions.prefill_output_tokens
+            rps.append(row.prefill_batch / (row.prefill_s + row.decode_s * steps))
         self.rps = np.array(rps)
 
     def best(self, bound_s: float) -> tuple[float, ScheduleRow] | None:
@@ -116,7 +116,7 @@ def as_deployed(of: Estimator, row: ScheduleRow) -> schedule.Estimates:
     steps = min(row.decode_steps, of.setting.task.max_output_tokens)
     parts = None if strategy is Strategy.RRA else row.micro_batches
     controls = schedule.Controls(strategy, row.prefill_batch, steps, parts, row.tp, row.tp_groups)
-    return of.estimate([controls], np.array([row.encode_gpus]))
+    return of.estimate([controls], np.array([row.prefill_gpus]))
 
 
 def summary_of(row: ScheduleRow | None) -> dict[str, Any] | None:
@@ -220,7 +220,7 @@ def choices(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per bound: the choice, and the best of the schedules that the paper's may mean."""
     of = estimator(OPT, "s")
     plan = planner(of)
-    literal = estimator(OPT, "s", assumptions=Assumptions(paper_completions=True, encode_output_tokens=0))
+    literal = estimator(OPT, "s", assumptions=Assumptions(paper_completions=True, prefill_output_tokens=0))
 
     def best(of, schedules: list[Controls]) -> dict[str, Any] | None:
         got = of.estimate(schedules)

@@ -331,7 +331,7 @@ def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[s
     quantile, rra = setting.task.output_quantile(setting.assumptions.level), controls.strategy is Strategy.RRA
     long = np.abs(output - quantile) <= max(0.01 * quantile, 0 if rra else 2)
     if rra:  # only outputs that need as many phases
-        phases = -(-(output - setting.assumptions.encode_output_tokens) // controls.decode_steps)
+        phases = -(-(output - setting.assumptions.prefill_output_tokens) // controls.decode_steps)
         long &= phases == -(-setting.iterations // controls.decode_steps)
     assert long.sum() > 5
     rps_error = float(expected.throughput_rps[0] / rps) - 1
@@ -393,7 +393,7 @@ SCHEDULES = {  # of the paper, and such that decode on one stage, so that a step
 
 
 def variance(_: Path, quick: bool) -> dict[str, Any]:
-    """Return a row per schedule and threshold of the dynamic adjustment: its value is the range of an encoding."""
+    """Return a row per schedule and threshold of the dynamic adjustment: its value is the range of a prefill."""
     of, schedules = ex.estimator(ex.OPT, "s"), dict(SCHEDULES)
     if not quick:
         sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).search.sides
@@ -411,33 +411,38 @@ def variance(_: Path, quick: bool) -> dict[str, Any]:
 
 
 def _stage_times(of: Estimator, controls: Controls, threshold: float | None, count: int) -> dict[str, Any]:
-    """Return mean and 99 % range of encodings and of decode iterations, throughput and P99 latency."""
+    """Return mean and 99 % range of prefills and of decode iterations, throughput and P99 latency."""
     deployment, _, records = _run(of, controls, count, 3, threshold=threshold, keep_steps=10**7)
     requests, steps = records.requests, records.steps
     from_s, to_s = _window(np.sort(requests.scheduled_s))
     served = (requests.scheduled_s >= from_s) & (requests.scheduled_s < to_s)
     inside = (steps.start_s >= from_s) & (steps.start_s < to_s)
     if controls.strategy is Strategy.RRA:
-        duration_s, encodes = (steps.end_s - steps.start_s)[inside], steps.prefill_seqs[inside] > 0
-        assert 0 < encodes.sum() < len(encodes)
-        encode, decode = _spread(duration_s[encodes]), _spread(duration_s[~encodes])
-        decode["range_at_its_place"] = _range(_over_mean_at_place(duration_s, encodes))
+        duration_s, prefills = (steps.end_s - steps.start_s)[inside], steps.prefill_seqs[inside] > 0
+        assert 0 < prefills.sum() < len(prefills)
+        prefill, decode = _spread(duration_s[prefills]), _spread(duration_s[~prefills])
+        decode["range_at_its_place"] = _range(_over_mean_at_place(duration_s, prefills))
     else:
         assert deployment.decode is not None
         assert deployment.decode.parallel.pp == 1
         formed_s, (_, slowest_s) = np.unique(requests.scheduled_s), _prefill_stages_s(requests, deployment.cost)
-        encode = _spread(slowest_s[(formed_s >= from_s) & (formed_s < to_s)])
+        prefill = _spread(slowest_s[(formed_s >= from_s) & (formed_s < to_s)])
         decode = _spread((steps.end_s - steps.start_s)[inside & (steps.replica == deployment.parallel.replicas)])
-    value = {"value": encode["range"], "unit": "relative", "better": "lower", "ci": encode["ci"]}
-    value |= {"threshold": threshold, "encode": encode, "decode": decode, "rps": float(served.sum() / (to_s - from_s))}
+    value = {"value": prefill["range"], "unit": "relative", "better": "lower", "ci": prefill["ci"]}
+    value |= {
+        "threshold": threshold,
+        "prefill": prefill,
+        "decode": decode,
+        "rps": float(served.sum() / (to_s - from_s)),
+    }
     return value | {"latency_p99_s": float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99))}
 
 
-def _over_mean_at_place(duration_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:
-    """Return [decodes] times over the mean of those equally long after an encoding: a batch shrinks in a phase."""
-    started = np.maximum.accumulate(np.where(encodes, np.arange(len(encodes)), -1))
-    decodes = (started >= 0) & ~encodes
-    place, seconds = (np.arange(len(encodes)) - started)[decodes], duration_s[decodes]
+def _over_mean_at_place(duration_s: np.ndarray, prefills: np.ndarray) -> np.ndarray:
+    """Return [decodes] times over the mean of those equally long after a prefill: a batch shrinks in a phase."""
+    started = np.maximum.accumulate(np.where(prefills, np.arange(len(prefills)), -1))
+    decodes = (started >= 0) & ~prefills
+    place, seconds = (np.arange(len(prefills)) - started)[decodes], duration_s[decodes]
     mean_s = np.bincount(place, weights=seconds) / np.maximum(np.bincount(place), 1)
     return seconds / mean_s[place]
 

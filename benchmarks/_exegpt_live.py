@@ -242,7 +242,7 @@ def _of_phases(
         "decode_batch": fmean(phase["decode_batch"] for phase in window),
         "cycle_s": (started_s[-1] - started_s[0]) / (len(window) - 1),
     }
-    if "encode_s" in window[0]:  # only the engine's own log has its rhythm
+    if "prefill_s" in window[0]:  # only the engine's own log has its rhythm
         found["exact_phases"] = fmean(itertools.starmap(exact, itertools.pairwise(window)))
     return found
 

@@ -616,12 +616,12 @@ def exegpt_variance() -> None:
 
     lines = []
     for of in under("exegpt", "exegpt.variance.").values():
-        if "encode" in of:
+        if "prefill" in of:
             decode = of["decode"]
             threshold = "none" if of["threshold"] is None else percent(of["threshold"])
             tail = (percent(decode.get("range_at_its_place")), number(of["rps"]), number(of["latency_p99_s"]))
-            lines.append((of["schedule"], threshold, ranged(of["encode"]), ranged(decode), *tail))
-    head = ["schedule", "adjustment threshold", "encoding", "decode iteration", "at one place of a phase"]
+            lines.append((of["schedule"], threshold, ranged(of["prefill"]), ranged(decode), *tail))
+    head = ["schedule", "adjustment threshold", "prefill", "decode iteration", "at one place of a phase"]
     table([*head, "requests/s", "P99 latency, s"], lines)
 
 

@@ -27,10 +27,10 @@ def commands():
 
 
 def test_sides_differ_in_role_and_degree():
-    encode, decode = (dict(pairwise(la.command)) for la in split_launches(one(2), one(4)))
-    assert json.loads(encode["--kv-transfer-config"])["kv_role"] == "kv_producer"
+    prefill, decode = (dict(pairwise(la.command)) for la in split_launches(one(2), one(4)))
+    assert json.loads(prefill["--kv-transfer-config"])["kv_role"] == "kv_producer"
     assert json.loads(decode["--kv-transfer-config"])["kv_role"] == "kv_consumer"
-    assert (encode["--tensor-parallel-size"], decode["--tensor-parallel-size"]) == ("2", "4")
+    assert (prefill["--tensor-parallel-size"], decode["--tensor-parallel-size"]) == ("2", "4")
 
 
 def test_every_pair_has_gpus_and_ports_of_its_own():
@@ -58,10 +58,10 @@ def test_vllms_own_parser_takes_them():
         [str(ENGINE), str(SERVE)], input=json.dumps([*commands(), wrong]), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    phased, encode, decode, refused = json.loads(done.stdout.partition("ANSWERS")[2])
+    phased, prefill, decode, refused = json.loads(done.stdout.partition("ANSWERS")[2])
     assert phased["scheduler_cls"] == "lengthwise.gateway.plugin.RraScheduler"
     assert phased["additional_config"] == {"lengthwise": PHASES}
-    assert (encode["connector"], encode["role"]) == ("NixlConnector", "kv_producer")
+    assert (prefill["connector"], prefill["role"]) == ("NixlConnector", "kv_producer")
     assert (decode["connector"], decode["role"]) == ("NixlConnector", "kv_consumer")
-    assert encode["connector"] in encode["known"]
+    assert prefill["connector"] in prefill["known"]
     assert "error" in refused

@@ -77,7 +77,7 @@ def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, req
     last = (again or [first])[-1]["phases"]
     assert told["phases"] == last
     seen = {one["name"]: one for one in told["outcome"]["seen"]}
-    assert seen["encode batch, B_E"]["planned"] == last["prefill_batch"]
+    assert seen["prefill batch, B_E"]["planned"] == last["prefill_batch"]
     requests = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
     assert {one["outcome"] for one in requests} == {"finished"}
     assert len(requests) == 700

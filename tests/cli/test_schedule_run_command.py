@@ -14,7 +14,7 @@ from lengthwise.usecases import schedule, schedule_plan, schedule_run
 
 
 def row_of(strategy="rra", prefill_batch=3, decode_steps=5, decode_batch=9.0, **more):
-    numbers = {"throughput_rps": 12.0, "latency_s": 0.8, "latency_high_s": 0.9, "cycle_s": 0.2, "encode_s": 0.05}
+    numbers = {"throughput_rps": 12.0, "latency_s": 0.8, "latency_high_s": 0.9, "cycle_s": 0.2, "prefill_s": 0.05}
     return ScheduleRow(
         strategy, prefill_batch, decode_steps, 1, 1, 0, 1, decode_s=0.03, decode_batch=decode_batch,
         memory_share=0.5, **(numbers | more),
@@ -75,7 +75,7 @@ def test_a_schedule_is_kept_and_what_came_stands_beside_it(cli, requested, plan,
     assert "The bound of 5 s held" in ended.out
     told = json.loads((out / "outcome.json").read_text())
     seen = {one["name"]: one for one in told["outcome"]["seen"]}
-    batch, steps = seen["encode batch, B_E"], seen["decode iterations, N_D"]
+    batch, steps = seen["prefill batch, B_E"], seen["decode iterations, N_D"]
     assert (batch["planned"], steps["planned"]) == (3, 5)
     assert batch["value"] == pytest.approx(3, abs=0.2)
     assert steps["value"] >= 5 - 1e-9 or told["outcome"]["completed"].get("idle")

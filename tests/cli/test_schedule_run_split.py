@@ -1,4 +1,4 @@
-"""lengthwise schedule run of a plan that splits encoding and decoding, before an emulated router."""
+"""lengthwise schedule run of a plan that splits prefill and decode, before an emulated router."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
 
 SPLIT = ScheduleRow(
-    "waa-c", 2, 1, 1, 1, 0, 1, throughput_rps=12.0, latency_s=0.8, latency_high_s=0.9, cycle_s=0.2, encode_s=0.05,
+    "waa-c", 2, 1, 1, 1, 0, 1, throughput_rps=12.0, latency_s=0.8, latency_high_s=0.9, cycle_s=0.2, prefill_s=0.05,
     decode_s=0.03, decode_batch=6.0, memory_share=0.5,
 )  # fmt: skip
 SCENARIO = """
@@ -51,7 +51,7 @@ def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_pla
     out = tmp_path / "run"
     ended = cli("schedule", "run", asked, "--engine", router, "--schedule", plan, "--out", out)
     assert ended.code == 0, ended.err
-    assert "Serving WAA-C, B_E = 2, B_m = 1, 1 GPU encodes on one router" in ended.out
+    assert "Serving WAA-C, B_E = 2, B_m = 1, 1 GPU prefills on one router" in ended.out
     assert "at most 10 concurrent requests per router" in ended.out
     assert "The bound of 60 s held" in ended.out
     told = json.loads((out / "outcome.json").read_text())

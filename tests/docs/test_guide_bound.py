@@ -92,7 +92,7 @@ def test_what_other_bounds_cost_is_as_in_the_table(requested):
         assert ("B_E" in words) == (row.strategy == "rra")
         assert "B_E" not in words or controls in words
         assert "TP" not in words or f"TP {row.tp}" in words
-        assert "four GPUs prefill" not in words or (row.encode_gpus, row.tp_groups * row.tp) == (4, 8)
+        assert "four GPUs prefill" not in words or (row.prefill_gpus, row.tp_groups * row.tp) == (4, 8)
 
 
 @pytest.mark.slow

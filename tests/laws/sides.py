@@ -11,9 +11,9 @@ from lengthwise.policy import known
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST
 from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, KvPlan, KVTransfer, Parallelism
 
-ENCODINGS = (
-    "encode(prefill_batch=1)", "encode(prefill_batch=4)",
-    "encode(prefill_batch=3, threshold=0.1, prompt_tokens=90)",
+PREFILLS = (
+    "prefill(prefill_batch=1)", "prefill(prefill_batch=4)",
+    "prefill(prefill_batch=3, threshold=0.1, prompt_tokens=90)",
 )  # fmt: skip
 HANDOVERS = (
     KVTransfer(),
@@ -31,7 +31,7 @@ def disaggregated(draw: st.DrawFn) -> Deployment:
     routers = [name for name in sorted(known("router")) if name != "central"]
     axes = {"router": draw(st.sampled_from(routers))} if prefill.scheduler.router == "central" else {}
     if draw(st.integers(0, 3)) == 0:
-        axes["batching"] = draw(st.sampled_from(ENCODINGS))
+        axes["batching"] = draw(st.sampled_from(PREFILLS))
     limits = dataclasses.replace(prefill.limits, max_in_flight=draw(st.none() | st.integers(1, 4)))
     scheduler = dataclasses.replace(prefill.scheduler, **axes)
     return dataclasses.replace(prefill, scheduler=scheduler, limits=limits, decode=draw(decode_sides(prefill, routers)))

@@ -70,12 +70,12 @@ def test_decodes_wait_for_prompts_where_the_policy_says_so(workload, deployment,
 
 @LAW
 @given(workloads(), deployments(), st.sampled_from(PHASES))
-def test_a_phase_encodes_no_more_than_its_share(workload, deployment, batching):
+def test_a_phase_prefills_no_more_than_its_share(workload, deployment, batching):
     new, _, micro = resolve("batching", batching).parameters
     stages = len(deployment.cost.stage_layers)
-    encodes = min(min(micro, stages) if micro else stages, new)
+    prefills = min(min(micro, stages) if micro else stages, new)
     steps = run(workload, with_batching(deployment, batching)).steps
-    assert (steps.prefill_seqs <= -(-new // encodes)).all()
+    assert (steps.prefill_seqs <= -(-new // prefills)).all()
 
 
 @LAW

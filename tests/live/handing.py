@@ -1,4 +1,4 @@
-"""A router before two engines: prompts go to the one that encodes, then to the one that decodes what it handed over."""
+"""A router before two engines: prompts go to the one that prefills, then to the one that decodes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ONE_TOKEN = {"max_tokens": 1, "stream": False}
 _NOT_OF_ONE = ("min_tokens", "stream_options")
 
 
-def encoding_of(body: dict[str, object]) -> dict[str, object]:
+def prefill_of(body: dict[str, object]) -> dict[str, object]:
     """The request that only has the prompt computed."""
     return {key: value for key, value in body.items() if key not in _NOT_OF_ONE} | _ONE_TOKEN
 
 
 @contextmanager
-def routed(encode_url: str, decode_url: str) -> Iterator[str]:
+def routed(prefill_url: str, decode_url: str) -> Iterator[str]:
     """The address of a router before both, up until the end of the block."""
     ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(encode_url, decode_url, ready)), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(prefill_url, decode_url, ready)), daemon=True)
     thread.start()
     loop, over, url = ready.result(timeout=60)
     try:
@@ -33,17 +33,17 @@ def routed(encode_url: str, decode_url: str) -> Iterator[str]:
         thread.join(timeout=60)
 
 
-async def _serve(encode_url: str, decode_url: str, ready: Future) -> None:
+async def _serve(prefill_url: str, decode_url: str, ready: Future) -> None:
     over = asyncio.Event()
     connector, timeout = TCPConnector(limit=0), ClientTimeout(total=None)
     async with ClientSession(connector=connector, timeout=timeout) as session:
 
         async def completions(request: web.Request) -> web.StreamResponse:
             body = await request.json()
-            async with session.post(f"{encode_url}/v1/completions", json=encoding_of(body)) as encoded:
-                if encoded.status != 200:
-                    return web.Response(status=encoded.status, body=await encoded.read())
-                await encoded.read()
+            async with session.post(f"{prefill_url}/v1/completions", json=prefill_of(body)) as prefilled:
+                if prefilled.status != 200:
+                    return web.Response(status=prefilled.status, body=await prefilled.read())
+                await prefilled.read()
             async with session.post(f"{decode_url}/v1/completions", json=body) as decoded:
                 answer = web.StreamResponse(
                     status=decoded.status, headers={"Content-Type": decoded.headers["Content-Type"]}
@@ -70,4 +70,4 @@ async def _serve(encode_url: str, decode_url: str, ready: Future) -> None:
         await runner.cleanup()
 
 
-__all__ = ["encoding_of", "routed"]
+__all__ = ["prefill_of", "routed"]

@@ -17,7 +17,7 @@ from lengthwise.gateway.serve import background_gateway
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-SEATS, ENCODE_BATCH, DECODE_STEPS = 24, 3, 8
+SEATS, PREFILL_BATCH, DECODE_STEPS = 24, 3, 8
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
     config = GatewayConfig(
         engines=(Engine(url, name="engine"),),
         order=Order("rra", max_wait_s=float("inf")),
-        dispatch=Dispatch(phases=Phases(ENCODE_BATCH, DECODE_STEPS, max_in_flight=SEATS)),
+        dispatch=Dispatch(phases=Phases(PREFILL_BATCH, DECODE_STEPS, max_in_flight=SEATS)),
         prediction=PredictionConfig(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None),
     )
@@ -84,7 +84,7 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
     assert len(got) == 90
     assert all(wanted == came for wanted, came in got)
     kept = [one for one in heard.phases if one.cause == "steps"][2:20]
-    assert {one.prefill_batch for one in kept} == {ENCODE_BATCH}
+    assert {one.prefill_batch for one in kept} == {PREFILL_BATCH}
     assert statistics.median(one.decode_steps for one in kept) in (DECODE_STEPS, DECODE_STEPS + 0.5)
     assert all(one.decode_steps >= DECODE_STEPS for one in kept)
     assert max(one.decode_batch for one in kept) <= SEATS
@@ -110,10 +110,10 @@ gpu = "A40"
 node = "pcie4-4"
 """
     )
-    numbers = dict.fromkeys(("throughput_rps", "latency_s", "latency_high_s", "cycle_s", "encode_s", "decode_s"), 1.0)
+    numbers = dict.fromkeys(("throughput_rps", "latency_s", "latency_high_s", "cycle_s", "prefill_s", "decode_s"), 1.0)
     chosen = {
         "strategy": "rra", "prefill_batch": 4, "decode_steps": 10, "micro_batches": 1, "tp": 1, "tp_groups": 0,
-        "encode_gpus": 1, "decode_batch": 8.0, "memory_share": 0.5, **numbers,
+        "prefill_gpus": 1, "decode_batch": 8.0, "memory_share": 0.5, **numbers,
     }  # fmt: skip
     plan = tmp_path / "plan.json"
     plan.write_text(
@@ -126,7 +126,7 @@ node = "pcie4-4"
     assert "The bound of 60 s held" in capsys.readouterr().out
     told = json.loads((tmp_path / "run" / "outcome.json").read_text())
     seen = {one["name"]: one["value"] for one in told["outcome"]["seen"]}
-    assert seen["encode batch, B_E"] == pytest.approx(4, abs=0.3)
+    assert seen["prefill batch, B_E"] == pytest.approx(4, abs=0.3)
     phases = [json.loads(line) for line in (tmp_path / "run" / "phases.jsonl").read_text().splitlines()]
     whole = [one["decode_steps"] for one in phases if one["cause"] == "steps"]
     assert min(whole) == statistics.median_low(whole) == 10, "a busy machine makes some longer, none shorter"

@@ -99,7 +99,7 @@ def test_short_of_seats_and_memory_with_chunked_prompts_the_output_is_the_same(e
     assert max(decodes for _, decodes in found["steps"]) <= 6
     phases = found["phases"]
     assert all(one["admitted"] <= BATCH and one["decode_steps"] <= STEPS for one in phases[:-1])
-    assert max(one["encode_steps"] for one in phases) > 1
+    assert max(one["prefill_steps"] for one in phases) > 1
 
 
 def test_batches_are_resized_to_even_work(engine_python, model, stock):

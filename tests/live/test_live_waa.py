@@ -1,4 +1,4 @@
-"""Encoding and decoding split between two real vLLMs: caches are handed over, and a plan of WAA is played before them.
+"""Prefill and decode split between two real vLLMs: caches are handed over, and a plan of WAA is played before them.
 
 vLLM's own example connector hands them over through a folder. It saves a prompt's cache where all of it is computed in
 one step, loads whole blocks, up to the last one, and does not find a prompt that is whole blocks and one token.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from handing import encoding_of, routed
+from handing import prefill_of, routed
 
 from lengthwise.cli import main
 from lengthwise.schema.schedule import ScheduleRow
@@ -28,7 +28,7 @@ MATCHING = 1e-3
 """Log-probabilities that differ by rounding alone are nearer."""
 BLOCK, LENGTHS = 32, (40, 66, 200, 500)
 PLAN = ScheduleRow(
-    "waa-c", 2, 1, 1, 1, 0, 1, throughput_rps=10.0, latency_s=1.0, latency_high_s=1.0, cycle_s=0.1, encode_s=0.1,
+    "waa-c", 2, 1, 1, 1, 0, 1, throughput_rps=10.0, latency_s=1.0, latency_high_s=1.0, cycle_s=0.1, prefill_s=0.1,
     decode_s=0.03, decode_batch=6.0, memory_share=0.5,
 )  # fmt: skip
 UNDER_WAY = 10
@@ -46,7 +46,7 @@ node = "pcie4-4"
 
 
 class Pair(NamedTuple):
-    encode: str
+    prefill: str
     decode: str
     caches: Path
 
@@ -66,7 +66,7 @@ def pair(tmp_path_factory, engine_python):
     env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
     urls = []
     with ExitStack() as stack:
-        for side in ("encode", "decode"):
+        for side in ("prefill", "decode"):
             port = free_port()
             command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
             command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
@@ -104,12 +104,12 @@ def asked(length, seed):
     }  # fmt: skip
 
 
-def test_what_one_engine_encoded_another_decodes_as_the_first_alone_would(pair):
+def test_what_one_engine_prefilled_another_decodes_as_the_first_alone_would(pair):
     for length in LENGTHS:
         body = asked(length, length)
-        alone, likely = posted(pair.encode, body)
+        alone, likely = posted(pair.prefill, body)
         shutil.rmtree(pair.caches)
-        first, _ = posted(pair.encode, encoding_of(body))
+        first, _ = posted(pair.prefill, prefill_of(body))
         before = handed_over(pair.decode)
         tokens, as_likely = posted(pair.decode, body)
         assert tokens == alone
@@ -117,13 +117,13 @@ def test_what_one_engine_encoded_another_decodes_as_the_first_alone_would(pair):
         assert first == alone[:1]
         assert len(set(alone)) > len(alone) / 2, "or it would say nothing that they are alike"
         assert handed_over(pair.decode) - before == (length - 2) // BLOCK * BLOCK
-    assert handed_over(pair.encode) == 0, "that one computed all itself, so it is one to compare with"
+    assert handed_over(pair.prefill) == 0, "that one computed all itself, so it is one to compare with"
 
 
 def test_it_is_that_cache_which_is_decoded(pair):
     """Who is handed a spoilt cache finds other tokens likely, so it did not compute the prompt again."""
     body = asked(500, 1)
-    alone, likely = posted(pair.encode, body)
+    alone, likely = posted(pair.prefill, body)
     for path in pair.caches.rglob("*.safetensors"):
         raw = bytearray(path.read_bytes())
         start = 8 + int.from_bytes(raw[:8], "little")
@@ -139,7 +139,7 @@ def test_a_plan_of_waa_is_played_before_their_router(pair, tmp_path, capsys):
     told = {"format": "lengthwise.schedule", "version": 1, "chosen": dataclasses.asdict(PLAN)}
     plan.write_text(json.dumps(told | {"bound_s": 60.0, "quantile_tokens": 24}))
     before = handed_over(pair.decode)
-    with routed(pair.encode, pair.decode) as url:
+    with routed(pair.prefill, pair.decode) as url:
         words = ["schedule", "run", str(scenario), "--engine", url, "--schedule", str(plan), "--out", str(out)]
         assert main(words) == 0, capsys.readouterr().err
     assert "The bound of 60 s held" in capsys.readouterr().out

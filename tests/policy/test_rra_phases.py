@@ -1,4 +1,4 @@
-"""RRA: phases of encoding and decoding, told by the steps of small runs."""
+"""RRA: phases of prefill and decode, told by the steps of small runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sequence_of(steps):
 
 
 @ENGINES
-def test_an_encoding_phase_and_so_many_iterations_and_again(engine):
+def test_a_prefill_phase_and_so_many_iterations_and_again(engine):
     """B_E = 2, N_D = 3; outputs of 5 tokens need 4 iterations: one phase and one iteration of the next."""
     steps = simulate(at_once([5] * 6), place("rra(prefill_batch=2, decode_steps=3)"), engine=engine).steps
     assert sequence_of(steps) == ["e2", "d2", "d2", "d2", "e2", "d4", "d2", "d2", "e2", "d4", "d2", "d2", "d2"]
@@ -53,7 +53,7 @@ def test_who_has_finished_is_gone_at_once(engine):
 @ENGINES
 @pytest.mark.parametrize(("stages", "micro_batches", "parts"), [(3, 0, 3), (3, 2, 2), (2, 9, 2), (4, 1, 1)])
 def test_micro_batches_go_round_together(engine, stages, micro_batches, parts):
-    """Equal requests: every phase is the encoding of all micro-batches, then N_D rounds of them."""
+    """Equal requests: every phase is the prefill of all micro-batches, then N_D rounds of them."""
     text = f"rra(prefill_batch={2 * parts}, decode_steps=4, micro_batches={micro_batches})"
     steps = simulate(at_once([5] * 10 * parts), place(text, stages), engine=engine).steps
     phase = ["e2"] * parts + ["d2"] * 4 * parts
@@ -62,7 +62,7 @@ def test_micro_batches_go_round_together(engine, stages, micro_batches, parts):
 
 
 @ENGINES
-def test_decodes_of_a_micro_batch_rest_beside_its_encoding(engine):
+def test_decodes_of_a_micro_batch_rest_beside_its_prefill(engine):
     """Two micro-batches of requests that outlast three phases: each gets its part of the new ones, none is mixed."""
     batching = "rra(prefill_batch=4, decode_steps=2)"
     steps = simulate(at_once([6] * 12), place(batching, stages=2), engine=engine).steps
@@ -85,7 +85,7 @@ def test_a_micro_batch_that_runs_empty_takes_no_rounds_from_the_others(engine, o
 
 @ENGINES
 def test_micro_batches_that_nobody_joined_have_as_many_rounds(engine):
-    """Three micro-batches, B_E = 2: who decodes beside the encoding of the others has N_D = 3 rounds, too."""
+    """Three micro-batches, B_E = 2: who decodes beside the prefill of the others has N_D = 3 rounds, too."""
     batching = "rra(prefill_batch=2, decode_steps=3)"
     steps = simulate(at_once([30] * 12), place(batching, stages=3), engine=engine).steps
     assert sequence_of(steps)[:8] == ["e1", "e1", "d1", "d1", "d1", "d1", "d1", "d1"]
@@ -101,13 +101,13 @@ def test_too_few_are_spread_over_the_micro_batches(engine):
 
 @ENGINES
 def test_who_comes_in_the_middle_waits_for_the_next_phase(engine):
-    """One runs from 0 s on; a second comes at 2.5 s, after N_D = 6 iterations of the first it is encoded, at 7 s."""
+    """One runs from 0 s on; a second comes at 2.5 s, after N_D = 6 iterations of the first it is prefilled, at 7 s."""
     workload = Workload(np.array([0.0, 2.5]), np.array([10, 10]), np.array([20, 1]))
     batching = "rra(prefill_batch=8, decode_steps=6)"
     records = simulate(workload, place(batching), engine=engine)
     assert records.requests.scheduled_s.tolist() == [0, 7]
     alone = simulate(workload, place(batching, stages=4), engine=engine)
-    assert alone.requests.scheduled_s[1] == pytest.approx(2.5)  # the encoding phase is still open to three
+    assert alone.requests.scheduled_s[1] == pytest.approx(2.5)  # the prefill phase is still open to three
     assert sequence_of(alone.steps)[:3] == ["e1", "e1", "d1"]
 
 
@@ -137,7 +137,7 @@ def test_prompts_of_a_phase_stay_within_the_threshold(engine):
 
 
 @ENGINES
-def test_encoding_follows_the_decode_batch_as_far_as_prompts_allow(engine):
+def test_prefill_follows_the_decode_batch_as_far_as_prompts_allow(engine):
     """B_E is 4, of which prompts allow 3 to 5; the decode batch is to be 6 to 10: 5 at first, then 4, at last 3."""
     got = prompts_of_phases([1] * 18, [40] * 18, STEADY.format(tokens=4, batch=8), engine)
     assert [seqs for seqs, _ in got] == [5, 4, 3, 3, 3]

@@ -167,12 +167,12 @@ def test_the_page_is_escaped_and_reproducible(plan, tmp_path):
         assert f"<h2>{head}</h2>" in text
 
 
-def test_a_timeline_has_encodings_and_decodings_that_do_not_overlap_on_a_stage(plan):
+def test_a_timeline_has_prefills_and_decodings_that_do_not_overlap_on_a_stage(plan):
     for stage in range(len(plan.timeline.stages)):
         bars = sorted((bar for bar in plan.timeline.bars if bar.stage == stage), key=lambda bar: bar.start_s)
         assert bars
         assert all(one.end_s <= two.start_s + 1e-9 for one, two in pairwise(bars))
-    assert {bar.encodes for bar in plan.timeline.bars} == {True, False}
+    assert {bar.is_prefill for bar in plan.timeline.bars} == {True, False}
 
 
 @pytest.mark.browser
@@ -180,7 +180,7 @@ def test_tables_fit_a_wide_screen(driver, plan, tmp_path):
     """The last columns, reasons and margins, need no scrolling."""
     first = plan.search.sides[0]
     long = replace(first, best=first.best or plan.chosen, cause="its least latency is 12.3 s")
-    unsplit = replace(long, cause="no split into encoding and decoding GPUs has room for a group")
+    unsplit = replace(long, cause="no split into prefill and decode GPUs has room for a group")
     search = replace(plan.search, sides=(*plan.search.sides, long, unsplit))
     write_schedule_html(tmp_path / "page.html", replace(plan, search=search))
     look(driver, (tmp_path / "page.html").as_uri(), 1280, "light", plots=2)

@@ -78,7 +78,7 @@ def test_loading_is_charged_only_where_weights_move(after, choice, summaries):
     change = replan(after, choice.row, summaries, BOUND_S, ReplanOptions(storage="ssd"))
     setting = after.estimator.setting
     loading = redeployment(setting.model, setting.cluster, Strategy(change.new.strategy))
-    same = (change.new.family, change.new.encode_gpus) == (choice.row.family, choice.row.encode_gpus)
+    same = (change.new.family, change.new.prefill_gpus) == (choice.row.family, choice.row.prefill_gpus)
     assert change.load_s == (0.0 if same else loading.ssd_s)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from curve_columns import curve, static_batches
-from stage_visits import decode_visit_s, encode_visit_s
+from stage_visits import decode_visit_s, prefill_visit_s
 
 from lengthwise import policy
 from lengthwise.engine import simulate
@@ -92,7 +92,7 @@ def test_one_request_at_a_time_takes_its_prompt_and_its_tokens(opt, four_a40, op
     task = TaskLengths.fixed(120, 20)
     got = curve(Estimator(task, four_a40, opt, opt_tables), system, requests=100, batch_sizes=[1])
     tables, ends = opt_tables[4], {"first": True, "last": True}
-    prompt_s = encode_visit_s(tables, task, 1, opt.layers, **ends)
+    prompt_s = prefill_visit_s(tables, task, 1, opt.layers, **ends)
     tokens_s = decode_visit_s(tables, task, 1, 120 + np.arange(1, 20), opt.layers, **ends)
     for at in rows(got, tp=4, pp=1):
         assert got.latency_s[at] == pytest.approx(prompt_s + tokens_s.sum(), rel=0.01)
@@ -214,7 +214,7 @@ def test_rows_are_said_in_words(curves, system):
     assert f"batch {row.prefill_batch}" in row.words
     assert ("steps of" in row.words) == (row.chunk_tokens > 0)
     decoding = row.tp * row.stages * row.replicas
-    assert (decoding if row.prefill_cut is None else decoding + row.encode_gpus) == 4
+    assert (decoding if row.prefill_cut is None else decoding + row.prefill_gpus) == 4
 
 
 def test_bad_input_is_told(opt_estimator):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from curve_columns import curve
-from stage_visits import decode_visit_s, encode_visit_s
+from stage_visits import decode_visit_s, prefill_visit_s
 
 from lengthwise import catalog
 from lengthwise.engine import simulate
@@ -44,7 +44,7 @@ def test_one_request_at_a_time_is_prefilled_sent_and_decoded(opt, four_a40, opt_
     task = TaskLengths.fixed(120, 20)
     of = curve(Estimator(task, four_a40, opt, opt_tables), SYSTEM, requests=100, batch_sizes=[1])
     tables, ends = opt_tables[2], {"first": True, "last": True}
-    prompt_s = encode_visit_s(tables, task, 1, opt.layers, **ends)
+    prompt_s = prefill_visit_s(tables, task, 1, opt.layers, **ends)
     tokens_s = decode_visit_s(tables, task, 1, 120 + np.arange(1, 20), opt.layers, **ends).sum()
     link, share = four_a40.node.link_for(4), stage_memory(opt, four_a40, 2)
     sent_s = link.latency_s + 120 * opt.layers * share.kv_layer_bytes / link.bandwidth_bytes_per_s
@@ -107,4 +107,4 @@ def test_words_tell_both_cuts(opt_estimator):
     row = curve(opt_estimator, SYSTEM, requests=100, batch_sizes=[16]).best(math.inf)
     assert "prompts on" in row.words
     assert "decodes on" in row.words
-    assert row.encode_gpus == math.prod(row.prefill_cut)
+    assert row.prefill_gpus == math.prod(row.prefill_cut)

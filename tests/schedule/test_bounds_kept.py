@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from encodings_of import encodings_begin_s
+from prefills_of import prefills_begin_s
 
 from lengthwise.engine import simulate
 from lengthwise.schedule import Assumptions, Estimator, Strategy, TaskLengths
@@ -24,14 +24,14 @@ ASKED = [
 
 
 def played(estimator, controls, threshold):
-    """[n] output tokens and seconds from a request's encoding to its end, of the middle of a long run."""
+    """[n] output tokens and seconds from a request's prefill to its end, of the middle of a long run."""
     task, rng = estimator.setting.task, np.random.default_rng(3)
     prompt, output = (rng.choice(len(pmf), COUNT, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     made = Workload(np.zeros(COUNT), prompt, output, concurrency=concurrency_limit(estimator, controls))
     deployment = deployment_of(estimator, controls, threshold=threshold)
     r = simulate(made, deployment, keep_steps=0).requests
     apart = controls.strategy is not Strategy.RRA
-    started_s = encodings_begin_s(r, deployment.cost) if apart else r.scheduled_s
+    started_s = prefills_begin_s(r, deployment.cost) if apart else r.scheduled_s
     ends = np.quantile(started_s, (0.25, 0.85))
     inside = (started_s >= ends[0]) & (started_s < ends[1])
     return output[inside], (r.finished_s - started_s)[inside]

@@ -112,7 +112,7 @@ def test_apart_every_side_has_its_own_best(opt_estimator):
 
 
 def test_of_equal_throughput_the_faster_is_chosen(opt_estimator):
-    """Where encoding binds, WAA-C and WAA-M serve as many requests, one of them at half the latency."""
+    """Where prefill binds, WAA-C and WAA-M serve as many requests, one of them at half the latency."""
     got = Planner(opt_estimator, [1, 2, 4]).best(6.0, separately=True)
     rows = [side.best for side in got.search.sides if side.best]
     equal = [row for row in rows if row.throughput_rps >= got.row.throughput_rps * (1 - 1e-9)]
@@ -170,7 +170,7 @@ def test_lengths_that_do_not_vary_are_planned_too(opt, four_a40, opt_tables):
     assert row.latency_s <= row.latency_high_s <= min(5.0, row.latency_s + row.decode_s)
 
 
-def test_outputs_of_one_token_are_only_encoded(opt, four_a40, opt_tables):
+def test_outputs_of_one_token_are_only_prefilled(opt, four_a40, opt_tables):
     got = best_schedule(TaskLengths.fixed(64, 1), four_a40, opt, 5.0, tables=opt_tables)
     assert got.row.throughput_rps > 0
     assert got.row.decode_batch == 0
@@ -203,7 +203,7 @@ def test_runs_of_one_split_cover_every_batch_once(opt_estimator):
     assert len(seen) == side.size == int(side._runs[:, 1].sum())
     split = opt_estimator.estimate(
         side.columns(np.array([(k, run) for run, row in enumerate(side._runs) for k in range(row[1])]))
-    ).encode_gpus
+    ).prefill_gpus
     begin = np.cumsum([0, *side._runs[:, 1]])
     assert all(len(set(split[a:b].tolist())) == 1 for a, b in pairwise(begin))
 

@@ -88,9 +88,9 @@ def test_what_is_kept_is_the_deployed_schedule_at_the_new_lengths(planned, summa
     row = rows[1]
     task = TaskLengths(setting.task.prompt_pmf, moved(setting.task.output_pmf, "mean", 0.30, 1500))
     got = Estimator(task, setting.cluster, setting.model, setting.tables).estimate(
-        [choice.controls], np.array([choice.row.encode_gpus])
+        [choice.controls], np.array([choice.row.prefill_gpus])
     )
-    assert row.retained.encode_gpus == choice.row.encode_gpus
+    assert row.retained.prefill_gpus == choice.row.prefill_gpus
     assert row.retained_latency_s == pytest.approx(got.latency_high_s[0])
     assert row.retained.throughput_rps == pytest.approx(got.throughput_rps[0])
 
@@ -106,7 +106,7 @@ def test_a_bound_tighter_by_the_margin_would_have_held(planned):
         task = TaskLengths(setting.task.prompt_pmf, moved(setting.task.output_pmf, row.changed, row.change, 1500))
         estimator = Estimator(task, setting.cluster, setting.model, setting.tables)
         controls = planner.best(choice.bound_s * (1 - row.margin)).controls
-        got = estimator.estimate([controls], np.array([sooner.encode_gpus]))
+        got = estimator.estimate([controls], np.array([sooner.prefill_gpus]))
         assert got.latency_high_s[0] <= choice.bound_s
 
 

@@ -1,4 +1,4 @@
-"""Estimates of RRA where few of the new requests decode at all, against the event engine: encoding is pipelined."""
+"""Estimates of RRA where few of the new requests decode at all, against the event engine: prefill is pipelined."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_none_of_them_decodes(short_outputs, opt, four_a40, opt_tables, batch):
 
 
 @pytest.mark.parametrize(("batch", "parts"), [(1, 1), (3, 3), (8, STAGES)])
-def test_encoding_has_as_many_parts_as_stages_or_requests(short_outputs, batch, parts):
+def test_prefill_has_as_many_parts_as_stages_or_requests(short_outputs, batch, parts):
     estimator = short_outputs(0.05, 3)
     estimates = estimator.estimate([Controls(Strategy.RRA, batch, 2)])
     assert estimates.decode_batch[0] < 1
     assert estimates.micro_batches[0] == parts
     timeline = explain(estimator, Controls(Strategy.RRA, batch, 2), 1).timeline
-    encodings = [visit for visit in timeline if visit.kind == "encode"]
-    assert len(encodings) == parts * STAGES
+    prefills = [visit for visit in timeline if visit.kind == "prefill"]
+    assert len(prefills) == parts * STAGES

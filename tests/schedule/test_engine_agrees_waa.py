@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from encodings_of import encodings_begin_s
+from prefills_of import prefills_begin_s
 
 from lengthwise import catalog
 from lengthwise.engine import simulate
@@ -27,7 +27,7 @@ def played(estimator, controls, seed, requests=REQUESTS):
     workload = Workload(np.zeros(requests), prompt, output, concurrency=concurrency_limit(estimator, controls))
     whole = deployment_of(estimator, controls)
     got = simulate(workload, whole, keep_steps=0).requests
-    started_s = encodings_begin_s(got, whole.cost)
+    started_s = prefills_begin_s(got, whole.cost)
     from_s, to_s = started_s[requests // 4], started_s[-requests // 8]
     inside = (started_s >= from_s) & (started_s < to_s)
     long = inside & (np.abs(output - task.output_quantile(LEVEL)) <= 2)
@@ -69,14 +69,14 @@ def sixteen():
 
 @pytest.mark.parametrize(("batch", "groups"), [(2, 1), (3, 1), (14, 4)])
 def test_on_sixteen_gpus_too(sixteen, batch, groups):
-    """Also where eleven stages encode few prompts at a time, many a batch twice as long as others."""
+    """Also where eleven stages prefill few prompts at a time, many a batch twice as long as others."""
     controls = Controls(C, batch, tp=4, tp_groups=groups)
     stages = len(deployment_of(sixteen, controls).cost.stage_layers)
     assert stages == (11 if groups == 1 else 3)
     agree(sixteen, controls, 5)
 
 
-def test_room_to_encode_is_what_was_counted_on(sixteen):
+def test_room_to_prefill_is_what_was_counted_on(sixteen):
     """Two batches a stage and one that leaves, at the level: as many tokens as are estimated."""
     controls, setting = Controls(C, 14, tp=4, tp_groups=4), sixteen.setting
     whole = deployment_of(sixteen, controls)
@@ -117,7 +117,7 @@ def test_table_6_of_the_paper_played(opt_estimator, batch, paper_rps):
 
 
 def drawn(estimator, count, seed):
-    """Feasible schedules at random, each layout in turn, in which encoding binds."""
+    """Feasible schedules at random, each layout in turn, in which prefill binds."""
     rng = np.random.default_rng(seed)
     while count:
         strategy, tp, groups = ((C, 2, 2), (M, 1, 0), (M, 2, 1), (C, 1, 0))[count % 4]
@@ -142,15 +142,15 @@ def test_random_schedules_yield_what_was_expected(opt, four_a40, opt_tables, pre
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("controls", "preset"), [(Controls(M, 2), "exegpt-s"), (Controls(C, 3), "exegpt-g")])
-def test_where_decoding_binds_its_batch_is_full_and_encoding_waits(opt, four_a40, opt_tables, controls, preset):
-    """Not those who were encoded: no more are let in than have seats or are on their way."""
+def test_where_decoding_binds_its_batch_is_full_and_prefill_waits(opt, four_a40, opt_tables, controls, preset):
+    """Not those who were prefilled: no more are let in than have seats or are on their way."""
     estimator = Estimator(TaskLengths.from_preset(preset), four_a40, opt, opt_tables)
     expected = estimator.estimate([controls])
     assert expected.decode_s[0] == expected.cycle_s[0]
     agree(estimator, controls, 1)
 
 
-def test_a_threshold_makes_encodings_even(opt_estimator):
+def test_a_threshold_makes_prefills_even(opt_estimator):
     controls, task = Controls(C, 10, tp=2, tp_groups=2), opt_estimator.setting.task
     mean = round(10 * task.mean_prompt_tokens)
     rng = np.random.default_rng(5)

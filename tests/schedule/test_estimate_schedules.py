@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from stage_visits import decode_visit_s, encode_visit_s, estimate
+from stage_visits import decode_visit_s, estimate, prefill_visit_s
 
 from lengthwise import catalog
 from lengthwise.schedule import (
@@ -33,22 +33,22 @@ TABLE_6 = [
 
 
 def test_lengths_that_do_not_vary_have_the_closed_form(opt, four_a40, opt_tables):
-    """One stage: 8 outputs less the encoding's are 7 iterations, three phases of 3; 3 + 3 + 1."""
+    """One stage: 8 outputs less the prefill's are 7 iterations, three phases of 3; 3 + 3 + 1."""
     task = TaskLengths.fixed(256, 8)
     got = estimate([Controls(R, 10, 3, tp=4, tp_groups=1)], task, four_a40, opt, opt_tables)
     ends = {"first": True, "last": True}
-    encode_s = float(encode_visit_s(opt_tables[4], task, 10, 40, **ends))
+    prefill_s = float(prefill_visit_s(opt_tables[4], task, 10, 40, **ends))
     kv_tokens = [10 * (3 * 256 + 12), 10 * (2 * 256 + 7), 10 * (2 * 256 + 9)]
     decode_s = decode_visit_s(opt_tables[4], task, [30, 20, 20], kv_tokens, 40, **ends)
-    round_s = encode_s + decode_s.sum()
+    round_s = prefill_s + decode_s.sum()
     assert got.cycle_s[0] == pytest.approx(round_s)
     assert got.throughput_rps[0] == pytest.approx(10 / round_s)
-    assert got.latency_s[0] == pytest.approx(2 * round_s + encode_s + decode_s[0])
+    assert got.latency_s[0] == pytest.approx(2 * round_s + prefill_s + decode_s[0])
     assert got.latency_high_s[0] == pytest.approx(got.latency_s[0])
     assert got.decode_batch[0] == pytest.approx(30)
 
 
-def test_outputs_of_one_token_only_encode(opt, four_a40, opt_tables):
+def test_outputs_of_one_token_only_prefill(opt, four_a40, opt_tables):
     got = estimate(
         [Controls(R, 5, tp=4, tp_groups=1), Controls(C, 5)], TaskLengths.fixed(64, 1), four_a40, opt, opt_tables
     )
@@ -86,7 +86,7 @@ def test_a_row_is_the_same_alone_and_among_others(opt_estimator):
 
 @pytest.mark.parametrize(("name", "values"), [("prefill_batch", range(4, 160, 4)), ("decode_steps", range(1, 64))])
 def test_rra_is_monotone_as_the_paper_says(opt_estimator, name, values):
-    """More new requests: more throughput, more latency. Fewer decodes between encodings: the same."""
+    """More new requests: more throughput, more latency. Fewer decodes between prefills: the same."""
     base = Controls(R, 40, 8, tp=2, tp_groups=1)
     got = opt_estimator.estimate([replace(base, **{name: value}) for value in values])
     sign = 1 if name == "prefill_batch" else -1
@@ -115,14 +115,14 @@ def test_adjustment_narrows_what_it_can_and_none_leaves_the_normal_range(opt, fo
     free, held, fixed = (
         estimate(given, summaries, four_a40, opt, opt_tables, Assumptions(threshold=t)) for t in (None, 0.05, 0.001)
     )
-    assert (held.encode_range < free.encode_range).all()
+    assert (held.prefill_range < free.prefill_range).all()
     assert (held.latency_high_s < free.latency_high_s).all()
     np.testing.assert_allclose(held.decode_range, free.decode_range, rtol=0.01)
     # Batches are of whole prompts: of ten nobody makes equal ones, of fifty nearly.
-    assert fixed.encode_range[0] < 0.02
-    assert 0.05 < fixed.encode_range[1] < held.encode_range[1] * 1.2
+    assert fixed.prefill_range[0] < 0.02
+    assert 0.05 < fixed.prefill_range[1] < held.prefill_range[1] * 1.2
     sd = np.sqrt(summaries.prompt_variance) / summaries.mean_prompt_tokens
-    assert free.encode_range[0] == pytest.approx(2.326 * sd / np.sqrt(50), rel=0.1)
+    assert free.prefill_range[0] == pytest.approx(2.326 * sd / np.sqrt(50), rel=0.1)
 
 
 def test_what_does_not_fit_says_why_and_yields_nothing(opt_estimator, four_a40):
@@ -172,27 +172,25 @@ def test_an_explanation_draws_what_was_estimated(opt_estimator, controls):
 
 
 @pytest.mark.parametrize("controls", [Controls(R, 3, 9, tp=2, tp_groups=1), Controls(C, 1, tp=2, tp_groups=2)])
-def test_an_explanation_has_encodings_as_large_as_a_threshold_makes_them(
-    summaries, four_a40, opt, opt_tables, controls
-):
+def test_an_explanation_has_prefills_as_large_as_a_threshold_makes_them(summaries, four_a40, opt, opt_tables, controls):
     free, held = (
         explain(Estimator(summaries, four_a40, opt, opt_tables, Assumptions(threshold=t)), controls, rounds=3)
         for t in (None, 0.1)
     )
     drawn_as_estimated(held)
-    assert (held.encode_s > 1.02 * free.encode_s).all()  # a short prompt is joined by another
+    assert (held.prefill_s > 1.02 * free.prefill_s).all()  # a short prompt is joined by another
 
 
 def drawn_as_estimated(got):
     assert got.estimates.reason[0] == Reason.FITS
     cycle_s, stages = got.estimates.cycle_s[0], got.layout.stages
-    begun = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.kind == "encode" and v.micro_batch == 0)
+    begun = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.kind == "prefill" and v.micro_batch == 0)
     assert begun[0] == 0.0
     assert begun[2] - begun[1] == pytest.approx(cycle_s, rel=1e-6)
     assert {v.stage for v in got.timeline} == set(range(len(stages)))
-    assert got.estimates.encode_s[0] >= got.encode_s.sum() * (1 - 1e-9)
+    assert got.estimates.prefill_s[0] >= got.prefill_s.sum() * (1 - 1e-9)
     if got.controls.strategy is not R:
-        assert got.estimates.encode_s[0] == pytest.approx(got.encode_s.sum())
+        assert got.estimates.prefill_s[0] == pytest.approx(got.prefill_s.sum())
 
 
 @pytest.mark.parametrize(
@@ -202,7 +200,7 @@ def test_an_explanation_of_few_requests_has_the_cycle_that_is_stated(opt_estimat
     """Late in a phase a micro-batch holds a hundredth of a sequence: the same visits as the estimate's."""
     controls = Controls(R, batch, steps, tp=4 if groups else 1, tp_groups=groups)
     got = explain(opt_estimator, controls, rounds=2)
-    begun = [v.start_s for v in got.timeline if v.stage == 0 and v.kind == "encode" and v.micro_batch == 0]
+    begun = [v.start_s for v in got.timeline if v.stage == 0 and v.kind == "prefill" and v.micro_batch == 0]
     assert begun[1] - begun[0] == pytest.approx(got.estimates.cycle_s[0], rel=1e-6)
     if groups:
         assert got.decode_s.sum() / steps == pytest.approx(got.estimates.decode_s[0], rel=1e-9)

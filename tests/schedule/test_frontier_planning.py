@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from curve_columns import static_batches
-from stage_visits import decode_visit_s, encode_visit_s
+from stage_visits import decode_visit_s, prefill_visit_s
 
 from lengthwise import catalog
 from lengthwise.schedule import (
@@ -92,14 +92,14 @@ def test_kinds_that_overtake_each_other_at_every_step_are_one(fronts):
 
 
 def test_static_batches_have_the_closed_form(opt, four_a40, opt_tables):
-    """One stage of four GPUs: an encoding, then 7 decode iterations over growing context."""
+    """One stage of four GPUs: a prefill, then 7 decode iterations over growing context."""
     task = TaskLengths.fixed(256, 8)
     got = static_batches(Estimator(task, four_a40, opt, opt_tables))
     at = int(np.flatnonzero(got.batch == 16)[0])
     ends = {"first": True, "last": True}
-    encode_s = float(encode_visit_s(opt_tables[4], task, 16, 40, **ends))
+    prefill_s = float(prefill_visit_s(opt_tables[4], task, 16, 40, **ends))
     decode_s = decode_visit_s(opt_tables[4], task, 16, [16 * (256 + u) for u in range(1, 8)], 40, **ends)
-    assert got.latency_s[at] == pytest.approx(encode_s + decode_s.sum())
+    assert got.latency_s[at] == pytest.approx(prefill_s + decode_s.sum())
     row = got.rows[at]
     assert row.throughput_rps == pytest.approx(16 / row.latency_s)
     assert (row.tp, row.tp_groups, row.decode_steps) == (4, 1, 7)
@@ -114,11 +114,11 @@ def test_static_batches_over_nodes_are_stages(opt):
     assert (got.tp[at], got.tp_groups[at], got.micro_batches[at]) == (4, 2, 2)
     first = {"first": True, "last": False}
     last = {"first": False, "last": True}
-    encode = [float(encode_visit_s(tables[4], task, 8, 20, **ends)) for ends in (first, last)]
+    prefill = [float(prefill_visit_s(tables[4], task, 8, 20, **ends)) for ends in (first, last)]
     decode = [
         decode_visit_s(tables[4], task, 8, [8 * (256 + u) for u in range(1, 8)], 20, **ends) for ends in (first, last)
     ]
-    want = sum(encode) + max(encode) + np.maximum(2 * np.maximum(*decode), sum(decode)).sum()
+    want = sum(prefill) + max(prefill) + np.maximum(2 * np.maximum(*decode), sum(decode)).sum()
     assert got.latency_s[at] == pytest.approx(want)
 
 

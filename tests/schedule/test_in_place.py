@@ -66,7 +66,7 @@ def test_so_it_does_for_an_encoder_decoder(t5_code, tp, groups, bound_s):
 
 
 @pytest.mark.parametrize("max_num_seqs", [64, 200, 500.5])
-def test_seats_hold_encodings_and_the_decode_batch(of_opt, max_num_seqs):
+def test_seats_hold_prefills_and_the_decode_batch(of_opt, max_num_seqs):
     found = is_the_best(of_opt("exegpt-g"), 2, 2, max_num_seqs=max_num_seqs)
     assert found.decode_batch > max_num_seqs / 2
 
@@ -99,7 +99,7 @@ def test_of_every_strategy_the_split_stays(opt, four_a40, opt_tables, strategy):
     planner, bound_s = Planner(estimator, [2], [strategy]), 1.2
     row = planner.best().row
     found = InPlace(planner, row).best(bound_s)
-    assert (found.family, found.encode_gpus) == (row.family, row.encode_gpus)
+    assert (found.family, found.prefill_gpus) == (row.family, row.prefill_gpus)
     assert found.latency_high_s <= bound_s
     best = 0.0
     for second in range(1, 10) if rra else (1, 2, 3):
@@ -107,6 +107,6 @@ def test_of_every_strategy_the_split_stays(opt, four_a40, opt_tables, strategy):
             Controls(strategy, n, second if rra else 1, None if rra else second, row.tp, row.tp_groups)
             for n in range(1, 200)
         ]
-        got = estimator.estimate(given, np.full(len(given), row.encode_gpus))
+        got = estimator.estimate(given, np.full(len(given), row.prefill_gpus))
         best = max(best, got.throughput_rps[got.latency_high_s <= bound_s].max(initial=0.0))
     assert found.throughput_rps >= best / WITHIN

@@ -29,11 +29,11 @@ def test_a_stage_of_two_gpus_has_twice_the_layers():
 
 def test_waa_gives_groups_to_the_decoders_first():
     layout = waa_layout(40, 6, 2, tp=2, tp_groups=3)
-    assert [(s.tp, s.layers) for s in layout.encode] == [(2, 40)]
+    assert [(s.tp, s.layers) for s in layout.prefill] == [(2, 40)]
     assert [(s.tp, s.layers) for s in layout.decode] == [(2, 20), (2, 20)]
     one = waa_layout(40, 6, 3, tp=2, tp_groups=1)
     assert [s.tp for s in one.decode] == [2, 1]
-    assert [s.tp for s in one.encode] == [1, 1, 1]
+    assert [s.tp for s in one.prefill] == [1, 1, 1]
 
 
 def test_splits_hold_the_groups():
@@ -50,14 +50,14 @@ def test_the_compute_split_is_the_nearest_to_the_share():
 
 def test_the_memory_split_leaves_the_fullest_gpu_emptiest():
     allowed = splits(4, 1, 0)
-    encode, decode = 30.0 / allowed[:, None], 60.0 / (4 - allowed)[:, None]
-    assert memory_split(encode, decode, allowed).tolist() == [1]
+    prefill, decode = 30.0 / allowed[:, None], 60.0 / (4 - allowed)[:, None]
+    assert memory_split(prefill, decode, allowed).tolist() == [1]
 
 
-@pytest.mark.parametrize(("encode", "tp", "groups"), [(0, 1, 0), (4, 1, 0), (1, 4, 1)])
-def test_splits_that_cannot_be_are_refused(encode, tp, groups):
+@pytest.mark.parametrize(("prefill", "tp", "groups"), [(0, 1, 0), (4, 1, 0), (1, 4, 1)])
+def test_splits_that_cannot_be_are_refused(prefill, tp, groups):
     with pytest.raises(InputError):
-        waa_layout(40, 4, encode, tp, groups)
+        waa_layout(40, 4, prefill, tp, groups)
 
 
 def test_a_stage_without_layers_is_refused():

@@ -21,25 +21,25 @@ def tasks(draw):
 
 
 @given(tasks(), st.integers(1, 30), st.sampled_from([0, 1]))
-def test_completions_of_a_phase_are_what_enters_it(task, steps, encode_output_tokens):
+def test_completions_of_a_phase_are_what_enters_it(task, steps, prefill_output_tokens):
     steps = min(steps, task.max_output_tokens)
-    share = phase_loads(task, steps, encode_output_tokens)
-    entering = task.decode_survival(encode_output_tokens)[:1].sum()
-    completions = paper_completions(task, steps, encode_output_tokens)
+    share = phase_loads(task, steps, prefill_output_tokens)
+    entering = task.decode_survival(prefill_output_tokens)[:1].sum()
+    completions = paper_completions(task, steps, prefill_output_tokens)
     assert completions.min() >= 0
-    seqs = phase_loads(task, steps, encode_output_tokens, paper=True).seqs
+    seqs = phase_loads(task, steps, prefill_output_tokens, paper=True).seqs
     assert seqs[0] * completions.sum() == pytest.approx(entering)
-    phases = -(-np.arange(len(task.output_pmf) - encode_output_tokens) // steps)
-    mean_phases = float(task.output_pmf[encode_output_tokens:] @ phases)
+    phases = -(-np.arange(len(task.output_pmf) - prefill_output_tokens) // steps)
+    mean_phases = float(task.output_pmf[prefill_output_tokens:] @ phases)
     assert share.seqs[0] == pytest.approx(mean_phases)
 
 
 @given(tasks(), st.integers(1, 30), st.sampled_from([0, 1]))
-def test_the_papers_completions_are_no_fewer_than_the_renewals(task, steps, encode_output_tokens):
+def test_the_papers_completions_are_no_fewer_than_the_renewals(task, steps, prefill_output_tokens):
     steps = min(steps, task.max_output_tokens)
-    paper = paper_completions(task, steps, encode_output_tokens).sum()
-    start = phase_loads(task, steps, encode_output_tokens).seqs[0]
-    entering = task.decode_survival(encode_output_tokens)[:1].sum()
+    paper = paper_completions(task, steps, prefill_output_tokens).sum()
+    start = phase_loads(task, steps, prefill_output_tokens).seqs[0]
+    entering = task.decode_survival(prefill_output_tokens)[:1].sum()
     assert paper >= (entering / start if start else 0.0) - 1e-12
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stage_visits import decode_visit_s, encode_visit_s
+from stage_visits import decode_visit_s, prefill_visit_s
 
 from lengthwise import catalog
 from lengthwise.cost import roofline
@@ -57,7 +57,7 @@ def test_decodes_take_what_the_engine_says(three_stages, kind, seqs, kv_tokens):
 def test_prompts_of_one_length_take_what_the_engine_says(three_stages, kind, seqs, prompt):
     tables = KINDS[kind](three_stages)
     task = TaskLengths.fixed(prompt, 10)
-    got = encode_visit_s(tables, task, seqs, tables.stage_layers, first=FIRST, last=LAST)
+    got = prefill_visit_s(tables, task, seqs, tables.stage_layers, first=FIRST, last=LAST)
     np.testing.assert_allclose(got, CostReader(tables).step(0, 0, [(prompt, 0)] * seqs).stages_s, rtol=1e-12)
 
 
@@ -69,11 +69,11 @@ def test_attention_of_prompts_is_its_mean_and_not_that_of_a_mean_prompt(three_st
             for name in ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s")
         },
     )
-    each = [float(encode_visit_s(attention, TaskLengths.fixed(p, 1), 1, 40)) for p in range(1, 513)]
+    each = [float(prefill_visit_s(attention, TaskLengths.fixed(p, 1), 1, 40)) for p in range(1, 513)]
     expected = float(summaries.prompt_pmf[1:] @ each)
-    got = float(encode_visit_s(attention, summaries, 7, 40))
+    got = float(prefill_visit_s(attention, summaries, 7, 40))
     assert got == pytest.approx(7 * expected, rel=1e-12)
-    assert got > 1.02 * float(encode_visit_s(attention, TaskLengths.fixed(256, 1), 7, 40))
+    assert got > 1.02 * float(prefill_visit_s(attention, TaskLengths.fixed(256, 1), 7, 40))
 
 
 def test_expected_amounts_between_whole_ones_take_a_time_between(three_stages, summaries):
@@ -86,7 +86,7 @@ def test_no_sequences_take_no_time(three_stages, summaries):
 
 
 def test_a_group_of_gpus_is_faster_but_not_as_many_times(opt_tables, summaries):
-    one, two, four = (float(encode_visit_s(opt_tables[tp], summaries, 50, 40)) for tp in (1, 2, 4))
+    one, two, four = (float(prefill_visit_s(opt_tables[tp], summaries, 50, 40)) for tp in (1, 2, 4))
     assert one > two > one / 2
     assert two > four > two / 2
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stage_visits import decode_visit_s, encode_visit_s, estimate
+from stage_visits import decode_visit_s, estimate, prefill_visit_s
 
 from lengthwise import catalog
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
@@ -24,22 +24,22 @@ def scaled(tables, factor):
     return {tp: replace(t, **{n: factor * getattr(t, n) for n in names}) for tp, t in tables.items()}
 
 
-def test_where_encoding_binds_decoding_keeps_its_own_pace(opt, four_a40, opt_tables):
+def test_where_prefill_binds_decoding_keeps_its_own_pace(opt, four_a40, opt_tables):
     got = estimate([Controls(C, 4, tp=2, tp_groups=2)], FIXED, four_a40, opt, opt_tables)
-    encode_s = float(encode_visit_s(opt_tables[2], FIXED, 4, 40, first=True, last=True))
-    assert got.cycle_s[0] == pytest.approx(encode_s)
-    assert got.throughput_rps[0] == pytest.approx(4 / encode_s)
+    prefill_s = float(prefill_visit_s(opt_tables[2], FIXED, 4, 40, first=True, last=True))
+    assert got.cycle_s[0] == pytest.approx(prefill_s)
+    assert got.throughput_rps[0] == pytest.approx(4 / prefill_s)
     batch = got.decode_batch[0]
     pace_s = float(decode_visit_s(opt_tables[2], FIXED, batch, batch * (256 + 16.5), 40, first=True, last=True))
     assert got.decode_s[0] == pytest.approx(pace_s)
     assert batch == pytest.approx(got.throughput_rps[0] * 32 * pace_s, rel=1e-6)
     each_s = 2 * 256 * 40 * 2 * 2 * 20 * 128 / HOST_LINK_BYTES_PER_S
     in_the_mean, the_last = (2.5 * each_s + 32.5 * pace_s), (4 * each_s + 33 * pace_s)
-    assert got.latency_s[0] == pytest.approx(encode_s + in_the_mean)
-    assert got.latency_high_s[0] == pytest.approx(encode_s + the_last)
+    assert got.latency_s[0] == pytest.approx(prefill_s + in_the_mean)
+    assert got.latency_high_s[0] == pytest.approx(prefill_s + the_last)
 
 
-def test_in_lockstep_a_decode_waits_for_each_encoding(opt, four_a40, opt_tables):
+def test_in_lockstep_a_decode_waits_for_each_prefill(opt, four_a40, opt_tables):
     got = estimate([Controls(C, 4, tp=2, tp_groups=2)], FIXED, four_a40, opt, opt_tables, Assumptions(lockstep=True))
     assert got.decode_batch[0] == pytest.approx(4 * 32)
     assert got.latency_s[0] > 33 * got.cycle_s[0]
@@ -65,35 +65,35 @@ def test_a_kv_transfer_binds_when_nothing_else_does(opt, four_a40, opt_tables):
 
 def test_an_output_of_one_token_is_not_handed_over(opt, four_a40, opt_tables):
     got = estimate([Controls(C, 4, tp=2, tp_groups=2)], TaskLengths.fixed(256, 1), four_a40, opt, opt_tables)
-    assert got.latency_s[0] == pytest.approx(got.encode_s[0])
+    assert got.latency_s[0] == pytest.approx(got.prefill_s[0])
 
 
-def test_an_encoding_pipeline_holds_two_batches_a_stage_and_one_that_leaves(opt, opt_tables):
+def test_a_prefill_pipeline_holds_two_batches_a_stage_and_one_that_leaves(opt, opt_tables):
     """One is computed, one waits; every stage has room for the prompts of all of them."""
     batch, cluster = 40, Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 8)
     got = estimate([Controls(C, batch)], TaskLengths.fixed(600, 2), cluster, opt, opt_tables)
-    layout, share = waa_layout(40, 8, int(got.encode_gpus[0])), stage_memory(opt, cluster, 1)
-    stages = len(layout.encode)
+    layout, share = waa_layout(40, 8, int(got.prefill_gpus[0])), stage_memory(opt, cluster, 1)
+    stages = len(layout.prefill)
     assert stages == 7
     needed = [
-        share.weight_bytes(stage.layers, "encode", first=place == 0, last=place == stages - 1)
+        share.weight_bytes(stage.layers, "prefill", first=place == 0, last=place == stages - 1)
         + (2 * stages + 1) * batch * 600 * stage.layers * share.kv_layer_bytes
         + batch * (600 * share.token_bytes + share.seq_bytes)
-        for place, stage in enumerate(layout.encode)
+        for place, stage in enumerate(layout.prefill)
     ]
     assert got.memory_share[0] * available_bytes(opt, cluster) == pytest.approx(max(needed))
 
 
 def test_behind_a_longer_batch_one_waits_at_every_stage(opt, opt_tables):
-    """Prompts of two lengths, one to a batch: where encoding never idles all go at the pace of a long one."""
+    """Prompts of two lengths, one to a batch: where prefill never idles all go at the pace of a long one."""
     cluster, half = Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 8), np.zeros(513)
     half[[256, 512]] = 0.5
     task = TaskLengths(half, TaskLengths.fixed(1, 1).output_pmf)
     one, long = (estimate([Controls(C, 1)], of, cluster, opt, opt_tables) for of in (task, TaskLengths.fixed(512, 1)))
-    stages = one.encode_gpus[0]
-    assert one.encode_gpus[0] == long.encode_gpus[0] > 1
-    own_s, long_s = (got.latency_s[0] - got.encode_s[0] / stages for got in (one, long))
-    assert one.encode_s[0] < 0.8 * long.encode_s[0]
+    stages = one.prefill_gpus[0]
+    assert one.prefill_gpus[0] == long.prefill_gpus[0] > 1
+    own_s, long_s = (got.latency_s[0] - got.prefill_s[0] / stages for got in (one, long))
+    assert one.prefill_s[0] < 0.8 * long.prefill_s[0]
     assert own_s == pytest.approx(long_s, rel=0.03)
 
 
@@ -120,7 +120,7 @@ def test_a_decoder_only_model_is_held_twice_and_an_encoder_decoder_once(opt, fou
     def held(model, layout):
         cluster = replace(four_a40, gpus=8)
         total = 0.0
-        for side in {layout.encode, layout.decode}:
+        for side in {layout.prefill, layout.decode}:
             for place, stage in enumerate(side):
                 share = stage_memory(model, cluster, stage.tp)
                 ends = {"first": place == 0, "last": place == len(side) - 1}
@@ -139,7 +139,7 @@ def test_a_decoder_only_model_is_held_twice_and_an_encoder_decoder_once(opt, fou
 def test_waa_m_leaves_more_room_than_waa_c(opt_estimator):
     got = opt_estimator.estimate([Controls(C, 10), Controls(M, 10)])
     assert got.memory_share[1] < got.memory_share[0]
-    assert got.encode_gpus[0] > got.encode_gpus[1]
+    assert got.prefill_gpus[0] > got.prefill_gpus[1]
 
 
 def test_t5_hands_over_little_and_its_decoders_project_the_prompts():
@@ -151,8 +151,8 @@ def test_t5_hands_over_little_and_its_decoders_project_the_prompts():
     )
     assert got.feasible.all()
     assert (got.throughput_rps > 0).all()
-    whole_s = float(encode_visit_s(tables[1], task, 8, 24))
-    assert got.encode_s[0] < 0.95 * whole_s
+    whole_s = float(prefill_visit_s(tables[1], task, 8, 24))
+    assert got.prefill_s[0] < 0.95 * whole_s
     with pytest.raises(InputError, match="within the 1024"):
         Estimator(TaskLengths.from_preset("exegpt-c2"), cluster, t5, tables)
 

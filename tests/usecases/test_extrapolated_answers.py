@@ -108,7 +108,7 @@ def test_the_largest_step_of_a_schedule_is_what_its_batches_say():
     task = schedule.TaskLengths.fixed(100, 21)
     had = largest_step(row, task, 0.99)
     assert had == {"tokens": 400, "seqs": 20, "chunk": 100, "context": 121, "kv_tokens": 2210}
-    assert largest_step(replace(row, strategy="waa-c"), task, 0.99)["tokens"] == 1200  # its encodings go whole
+    assert largest_step(replace(row, strategy="waa-c"), task, 0.99)["tokens"] == 1200  # its prefills go whole
     base = deployment(config.loads(SERVED)).cost
     alone, grouped = (replace(base, evidence=CostEvidence(reach=Reach(seqs=seqs))) for seqs in (19, 20))
     passed = {1: alone, 2: grouped}

@@ -21,7 +21,7 @@ def row_of(prefill_batch=3, decode_steps=5):
     """12 requests/s within 0.8 s at B_E and N_D."""
     return ScheduleRow(
         "rra", prefill_batch, decode_steps, 1, 1, 0, 1, throughput_rps=12.0, latency_s=0.8, latency_high_s=0.9,
-        cycle_s=0.2, encode_s=0.05, decode_s=0.03, decode_batch=9.0, memory_share=0.5,
+        cycle_s=0.2, prefill_s=0.05, decode_s=0.03, decode_batch=9.0, memory_share=0.5,
     )  # fmt: skip
 
 

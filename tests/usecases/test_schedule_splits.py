@@ -13,7 +13,7 @@ from lengthwise.usecases.schedule_plan import PlannedRun
 from lengthwise.usecases.schedule_run import split_in_flight, split_outcome, split_requests
 
 SPLIT = ScheduleRow(
-    "waa-c", 3, 1, 1, 1, 0, 1, throughput_rps=4.0, latency_s=2.0, latency_high_s=2.5, cycle_s=0.2, encode_s=0.05,
+    "waa-c", 3, 1, 1, 1, 0, 1, throughput_rps=4.0, latency_s=2.0, latency_high_s=2.5, cycle_s=0.2, prefill_s=0.05,
     decode_s=0.03, decode_batch=8.5, memory_share=0.5,
 )  # fmt: skip
 
@@ -30,7 +30,7 @@ def outcome_of(rows, bound_s=5.0, level=0.9, routers=1):
     return split_outcome(PlannedRun(SPLIT, None, LatencyBound(bound_s, 9), level, "current"), rows, routers)
 
 
-def test_a_decode_batch_and_two_encodings_are_under_way():
+def test_a_decode_batch_and_two_prefills_are_under_way():
     assert split_in_flight(SPLIT) == 9 + 2 * 3
 
 

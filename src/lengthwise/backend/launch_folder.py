@@ -34,8 +34,8 @@ from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
 
 PORT = 8000  # the port for requests: of the only replica, or of the router before several
-ENCODE_PORT, DECODE_PORT = PORT + 100, PORT + 200
-ENCODE_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
+PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
+PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
 MAX_REQUESTS = 1000  # default number of requests of a load test
 TRACE, PLAN = "trace.jsonl", "PLAN.json"
 _STOP = """stop() {
@@ -297,7 +297,7 @@ class ScheduledEngines:
     """The engines of an ExeGPT schedule, whose ``title`` tells it in words."""
 
     title: str
-    encode: Deployment  # the engine that runs the prefill; of phases the one that does all
+    prefill: Deployment  # the engine that runs the prefill; of phases the one that does all
     decode: Deployment | None = None  # the engine that decodes; None: the same
     pairs: int = 1  # number of such pairs
     # settings of the scheduler inside vLLM; empty if it cannot keep the phases
@@ -306,27 +306,27 @@ class ScheduledEngines:
 
 def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
     """Return shell scripts by file name."""
-    device = _device(engines.encode)
+    device = _device(engines.prefill)
     if engines.decode is None:
-        plain = vllm_launch(engines.encode, device=device)
+        plain = vllm_launch(engines.prefill, device=device)
         title = f"{engines.title}, phases kept by the gateway before it."
-        scripts = {"vllm.sh": server_script(title, plain, engines.encode)}
+        scripts = {"vllm.sh": server_script(title, plain, engines.prefill)}
         if engines.phases:
-            launch = phased_launch(engines.encode, engines.phases, device=device)
+            launch = phased_launch(engines.prefill, engines.phases, device=device)
             title = f"{engines.title}, phases kept inside vLLM."
-            scripts["vllm-phases.sh"] = server_script(title, launch, engines.encode)
+            scripts["vllm-phases.sh"] = server_script(title, launch, engines.prefill)
         return scripts
-    encode, decode = split_launches(engines.encode, engines.decode, device=device)
-    encode_gpus, decode_gpus = engines.encode.parallel.gpus, engines.decode.parallel.gpus
-    pair_gpus = encode_gpus + decode_gpus
-    pairs = min(engines.pairs, engines.encode.node.gpus // pair_gpus)
+    prefill, decode = split_launches(engines.prefill, engines.decode, device=device)
+    prefill_gpus, decode_gpus = engines.prefill.parallel.gpus, engines.decode.parallel.gpus
+    pair_gpus = prefill_gpus + decode_gpus
+    pairs = min(engines.pairs, engines.prefill.node.gpus // pair_gpus)
     starts = range(0, pairs * pair_gpus, pair_gpus)
     note = "" if pairs == engines.pairs else f" Run it on each node: one holds {pairs} of {engines.pairs} pairs."
-    encode_sets = [range(start, start + encode_gpus) for start in starts]
-    decode_sets = [range(start + encode_gpus, start + pair_gpus) for start in starts]
+    prefill_sets = [range(start, start + prefill_gpus) for start in starts]
+    decode_sets = [range(start + prefill_gpus, start + pair_gpus) for start in starts]
     return {
         "prefill.sh": _side_script(
-            f"{engines.title}: encodes.{note}", encode, encode_sets, ENCODE_PORT, ENCODE_CHANNEL
+            f"{engines.title}: prefills.{note}", prefill, prefill_sets, PREFILL_PORT, PREFILL_CHANNEL
         ),
         "decode.sh": _side_script(f"{engines.title}: decodes.{note}", decode, decode_sets, DECODE_PORT, DECODE_CHANNEL),
         "router.sh": _split_router_script(pairs),
@@ -356,7 +356,7 @@ def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: in
 def _split_router_script(pairs: int) -> str:
     """Return a script with the router that sends each request to a prefill engine and then to a decode engine."""
     command = ["vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--vllm-pd-disaggregation"]
-    for flag, port in (("--prefill", ENCODE_PORT), ("--decode", DECODE_PORT)):
+    for flag, port in (("--prefill", PREFILL_PORT), ("--decode", DECODE_PORT)):
         for i in range(pairs):
             command += [flag, f"http://127.0.0.1:{port + i}"]
     note = f"Install it: pip install vllm-router. It listens at port {PORT}, where requests go."

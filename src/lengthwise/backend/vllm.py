@@ -136,8 +136,8 @@ SPLIT_NOTES = (
         "The cache goes from GPU to GPU; through host memory, as planned, takes kv_buffer_device cpu and is slower."
     ),
     (
-        "It forms its own batches: the encoding engine takes at most B_E prompts at a time and starts with what is "
-        "there, the decoding engine lets requests in as their caches come."
+        "It forms its own batches: the prefill engine takes at most B_E prompts at a time and starts with what is "
+        "there, the decode engine lets requests in as their caches come."
     ),
 )
 
@@ -153,7 +153,7 @@ def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device
     return _extended(vllm_launch(deployment, device=device), more, (PHASES_NOTE,))
 
 
-def split_launches(encode: Deployment, decode: Deployment, *, device: str = "cuda") -> tuple[Launch, Launch]:
+def split_launches(prefill: Deployment, decode: Deployment, *, device: str = "cuda") -> tuple[Launch, Launch]:
     """Return the commands of a prefill engine and of a decode engine that takes its KV cache."""
     first, second = (
         _extended(
@@ -161,7 +161,7 @@ def split_launches(encode: Deployment, decode: Deployment, *, device: str = "cud
             ("--kv-transfer-config", json.dumps({"kv_connector": CONNECTOR, "kv_role": role})),
             SPLIT_NOTES,
         )
-        for deployment, role in ((encode, "kv_producer"), (decode, "kv_consumer"))
+        for deployment, role in ((prefill, "kv_producer"), (decode, "kv_consumer"))
     )
     return first, second
 

@@ -191,7 +191,7 @@ def _table_rows(S, cost):
 
 @jit
 def _count_rounds(rep, prompts):
-    """Count the step that starts: a round ends when the micro-batch that encoded last has its next turn.
+    """Count the step that starts: a round ends when the micro-batch that prefilled last has its next turn.
 
     Steps leave the pipeline in the order in which they entered it: ``phase_mark``, that micro-batch's last step, has
     left when fewer steps are in flight than started after it. If the micro-batch is empty by then, the one before it

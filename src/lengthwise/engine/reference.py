@@ -708,7 +708,7 @@ class Reference:
         kv_tokens = sum(q.context for q in step.decodes)
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
         rep.record(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
-        # Count rounds: one ends when the micro-batch that encoded last has its next turn.
+        # Count rounds: one ends when the micro-batch that prefilled last has its next turn.
         rep.phase_steps += 1
         rep.round_steps.append(step)
         if rep.phase_steps == 1 or step.prompts:

@@ -22,7 +22,7 @@ from .contracts import (
     rank,
     router,
 )
-from .families import aged, aged_gittins, bins, call_of, encode, mlfq, rra, worth
+from .families import aged, aged_gittins, bins, call_of, mlfq, prefill, rra, worth
 from .named_schedulers import PREEMPTION_MODES, catalog, known, named, resolve, scheduler
 
 __all__ = [
@@ -51,7 +51,6 @@ __all__ = [
     "call_of",
     "catalog",
     "compiled",
-    "encode",
     "interpreted",
     "key_of",
     "keys",
@@ -60,6 +59,7 @@ __all__ = [
     "mlfq",
     "named",
     "preemption",
+    "prefill",
     "rank",
     "resolve",
     "router",

@@ -109,7 +109,7 @@ def rra(
     prompt_tokens: int = 0,
     decode_batch: int = 0,
 ) -> Policy:
-    """ExeGPT's RRA: encoding of ``prefill_batch`` new requests, ``decode_steps`` iterations of decoding, and again.
+    """ExeGPT's RRA: prefill of ``prefill_batch`` new requests, ``decode_steps`` iterations of decoding, and again.
 
     The requests circulate in a pipeline as ``micro_batches`` (0: as many as it has stages, which is also the maximum),
     each joined by its part of the new ones. Finished requests leave at once; waiting ones join in the next phase.
@@ -125,16 +125,16 @@ def rra(
     return _phases("rra", phases.rra_steady, sizes, threshold, means)
 
 
-def encode(prefill_batch: int, threshold: float | None = None, prompt_tokens: int = 0) -> Policy:
-    """The encoding side of ExeGPT's WAA: batches of at most ``prefill_batch`` complete prompts.
+def prefill(prefill_batch: int, threshold: float | None = None, prompt_tokens: int = 0) -> Policy:
+    """The prefill side of ExeGPT's WAA: batches of at most ``prefill_batch`` complete prompts.
 
     With a ``threshold`` batches are adjusted (section 5.2) so that their prompts stay within that share of
     ``prompt_tokens``, the mean of a batch.
     """
     if threshold is None:
-        return _phases("encode", phases.encode, {"prefill_batch": prefill_batch})
+        return _phases("prefill", phases.prefill, {"prefill_batch": prefill_batch})
     means = {"prompt_tokens": prompt_tokens}
-    return _phases("encode", phases.encode_steady, {"prefill_batch": prefill_batch}, threshold, means)
+    return _phases("prefill", phases.prefill_steady, {"prefill_batch": prefill_batch}, threshold, means)
 
 
 def _phases(
@@ -188,7 +188,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Policy]]] = {
     "rank": {"aged": aged, "aged_gittins": aged_gittins, "mlfq": mlfq},
     "preemption": {"worth": worth},
     "binning": {"bins": bins},
-    "batching": {"encode": encode, "rra": rra},
+    "batching": {"prefill": prefill, "rra": rra},
 }
 
 

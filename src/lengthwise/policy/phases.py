@@ -1,4 +1,4 @@
-"""Batching in phases of encoding and decoding; the sizes of the phases are data (``Policy.parameters``), not code."""
+"""Batching in phases of prefill and decode; the sizes of the phases are data (``Policy.parameters``), not code."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ _UNBOUNDED = 1 << 60
 
 
 def rra(waiting, num_running, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2):
-    """Phases: B_E new requests are encoded, then follow N_D iterations of decoding (ExeGPT's RRA).
+    """Phases: B_E new requests are prefilled, then follow N_D iterations of decoding (ExeGPT's RRA).
 
-    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with the encoding of M micro-batches,
+    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with the prefill of M micro-batches,
     each an equal part of B_E, while the micro-batch's own decodes rest; N_D rounds of the micro-batches follow. The
     phase ends when every remaining micro-batch has had its N_D iterations, or no request is left; the next one starts
     when a request waits.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
-    encodes = min(most, parameter_0)
+    parts = min(most, parameter_0)
     starts = num_running == 0 or phase_rounds >= parameter_1
     place = 0 if starts else phase_steps
-    if waiting == 0 or place >= encodes or (in_flight >= most and num_running > 0):
+    if waiting == 0 or place >= parts or (in_flight >= most and num_running > 0):
         return 0, 0, DECODES_WAIT
-    share = parameter_0 * (place + 1) // encodes - parameter_0 * place // encodes
-    equal = (waiting + encodes - place - 1) // (encodes - place)
+    share = parameter_0 * (place + 1) // parts - parameter_0 * place // parts
+    equal = (waiting + parts - place - 1) // (parts - place)
     return min(share, equal), _UNBOUNDED, DECODES_WAIT + DECODES_REST + (NEW_PHASE if starts else 0)
 
 
@@ -30,23 +30,23 @@ def rra_steady(
     decodes, waiting, num_running, in_flight, stages, phase_steps, phase_rounds, step_prompts, step_tokens, next_tokens,
     parameter_0, parameter_1, parameter_2, parameter_3, parameter_4, parameter_5,
 ):  # fmt: skip
-    """As ``rra``, with encode batches adjusted so that the work is uniform (ExeGPT, section 5.2).
+    """As ``rra``, with prefill batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
     Further parameters: the threshold in thousandths, the mean prompt tokens of a phase, the mean decode batch. A
     micro-batch gets its part of the B_E new requests, or the number that brings it within the threshold of its mean;
     but their prompt tokens stay within the threshold of their own mean, or as close as possible with at least one.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
-    encodes = min(most, parameter_0)
+    parts = min(most, parameter_0)
     starts = num_running == 0 or phase_rounds >= parameter_1
     place = 0 if starts else phase_steps
-    if waiting == 0 or place >= encodes or (in_flight >= most and num_running > 0):
+    if waiting == 0 or place >= parts or (in_flight >= most and num_running > 0):
         return 0, 0, DECODES_WAIT
     low, high = 1000 - parameter_3, 1000 + parameter_3
-    share = parameter_0 * (place + 1) // encodes - parameter_0 * place // encodes
+    share = parameter_0 * (place + 1) // parts - parameter_0 * place // parts
     new = max(share, (low * parameter_5 + 1000 * most - 1) // (1000 * most) - decodes)
     new = max(min(new, high * parameter_5 // (1000 * most) - decodes), 1)
-    equal = (waiting + step_prompts + encodes - place - 1) // (encodes - place)
+    equal = (waiting + step_prompts + parts - place - 1) // (parts - place)
     mean, after = parameter_4 * share // parameter_0, step_tokens + next_tokens
     short = new <= equal and 1000 * step_tokens < low * mean
     fits = 1000 * after <= high * mean
@@ -57,13 +57,13 @@ def rra_steady(
     return _UNBOUNDED, _UNBOUNDED, flags + (NEW_PHASE if starts else 0)
 
 
-def encode(parameter_0):
-    """Batches of at most B_E complete prompts, parameter 0; decodes, if there are any, wait (encode GPUs of WAA)."""
+def prefill(parameter_0):
+    """Batches of at most B_E complete prompts, parameter 0; decodes, if there are any, wait (prefill GPUs of WAA)."""
     return parameter_0, _UNBOUNDED, DECODES_WAIT
 
 
-def encode_steady(waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2):
-    """As ``encode``, with batches adjusted so that the work is uniform (ExeGPT, section 5.2).
+def prefill_steady(waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2):
+    """As ``prefill``, with batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
     Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or the
     number that brings their tokens within the threshold of the mean, or as close as possible with at least one.

@@ -61,7 +61,7 @@ def _yield_cells(row: ScheduleRow | None) -> list[str]:
         return [UNKNOWN] * len(YIELD_NAMES)
     return [
         amount(row.throughput_rps), seconds(row.latency_s), seconds(row.latency_high_s), seconds(row.cycle_s),
-        seconds(row.encode_s), seconds(row.decode_s), amount(row.decode_batch), percent(row.memory_share),
+        seconds(row.prefill_s), seconds(row.decode_s), amount(row.decode_batch), percent(row.memory_share),
     ]  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def figures(plan: SchedulePlan) -> dict[str, Any]:
         "static": None if static is None else _mark(static, static.latency_s),
         "stages": list(plan.timeline.stages),
         "bars": [
-            [bar.stage, json_number(bar.start_s), json_number(bar.end_s), int(bar.encodes), bar.micro_batch]
+            [bar.stage, json_number(bar.start_s), json_number(bar.end_s), int(bar.is_prefill), bar.micro_batch]
             for bar in plan.timeline.bars
         ],
     }

@@ -110,7 +110,7 @@ def decode_attention_s(t, seqs, kv_tokens):
 
 
 @jit
-def encode_attention_s(t, seqs):
+def prefill_attention_s(t, seqs):
     """Return one layer's attention of ``seqs`` prompts, expected over their lengths."""
     mean = t.prompt[0]
     masked = t.masked_s * max(seqs * (seqs - 1.0), 0.0) * mean * mean
@@ -121,17 +121,17 @@ def encode_attention_s(t, seqs):
 
 
 @jit_cold
-def encode_layer_s(t, seqs, share):
+def prefill_layer_s(t, seqs, share):
     """Return one layer's seconds for ``seqs`` prompts with a ``share`` of its matrix products."""
     tokens = seqs * t.prompt[0]
-    return share * lookup(t.by_tokens, t.tokens_slope, tokens, 0) + encode_attention_s(t, seqs)
+    return share * lookup(t.by_tokens, t.tokens_slope, tokens, 0) + prefill_attention_s(t, seqs)
 
 
 @jit_cold
 def decode_layer_s(t, seqs, kv_tokens, more_tokens, share):
     """Return one layer's seconds for one token of ``seqs`` sequences, 0 without sequences.
 
-    A ``share`` of its matrix products over ``more_tokens`` newly encoded tokens is added.
+    A ``share`` of its matrix products over ``more_tokens`` of newly prefilled prompts is added.
     """
     if seqs <= 0.0:
         return 0.0
@@ -155,7 +155,7 @@ def ends_s(t, seqs, tokens, first, last):
 
 
 @jit_cold
-def encode_deviation_s(t, seqs, share, layers):
+def prefill_deviation_s(t, seqs, share, layers):
     """Return the standard deviation of a stage's seconds for ``seqs`` independent prompts, linear near the mean."""
     tokens = seqs * t.prompt[0]
     step = 0.01 * tokens + 1.0
@@ -200,11 +200,11 @@ def _range_of_shifts(values, before, size, low, high):
 
 
 def steady_round(
-    jobs, encodes, steps, finish, count, visit_s, scale, ready_s, first_s, last_s, started_s, before
+    jobs, prefills, steps, finish, count, visit_s, scale, ready_s, first_s, last_s, started_s, before
 ):  # fmt: skip
-    """Return (seconds of a round, seconds from a micro-batch's encoding to the end of iteration ``finish``), steady.
+    """Return (seconds of a round, seconds from a micro-batch's prefill to the end of iteration ``finish``), steady.
 
-    Column 0 of ``visit_s`` [groups, steps + 1] is the encoding, which ``encodes`` of the micro-batches have, each
+    Column 0 of ``visit_s`` [groups, steps + 1] is the prefill, which ``prefills`` of the micro-batches have, each
     scaled by ``scale``. A round is steady once everything in it is later by the same time than in the round before; if
     that does not happen within ``MAX_ROUNDS``, the mean of their second half is taken.
     """
@@ -215,15 +215,15 @@ def steady_round(
     before[:, :] = 0.0
     half_s, latency_s = 0.0, 0.0
     for turn in range(MAX_ROUNDS):
-        _pass(encodes, count, visit_s, 0, scale, ready_s, first_s, last_s, started_s)
-        for job in range(encodes):
+        _pass(prefills, count, visit_s, 0, scale, ready_s, first_s, last_s, started_s)
+        for job in range(prefills):
             before[3, job] = started_s[job]
         latency_s = 0.0
         for column in range(steps + 1):
             if column > 0:
                 _pass(jobs, count, visit_s, column, scale, ready_s, first_s, last_s, started_s)
             if column == finish:
-                for job in range(encodes):
+                for job in range(prefills):
                     latency_s = max(latency_s, ready_s[job] - before[3, job])
         low, high = _range_of_shifts(ready_s, before[0], jobs, math.inf, 0.0)
         low, high = _range_of_shifts(first_s, before[1], groups, low, high)
@@ -320,19 +320,19 @@ def _mixed(groups):
 
 
 @jit
-def _fill_encode(a, b, groups, count, seqs, share, visit_s, z, max_range):
+def _fill_prefill(a, b, groups, count, seqs, share, visit_s, z, max_range):
     """Fill column 0; return (slowest visit, pass through all stages, relative range of the slowest).
 
     ``max_range`` limits the relative range of the batch's tokens under dynamic adjustment; infinite without.
     """
-    layer_a_s, layer_b_s = encode_layer_s(a, seqs, share), encode_layer_s(b, seqs, share)
+    layer_a_s, layer_b_s = prefill_layer_s(a, seqs, share), prefill_layer_s(b, seqs, share)
     largest, total, slowest = 0.0, 0.0, 0
     for g in range(len(count)):
         visit_s[g, 0] = _visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, seqs * a.prompt[0])
         total += count[g] * visit_s[g, 0]
         if visit_s[g, 0] > largest:
             largest, slowest = visit_s[g, 0], g
-    deviation_s = encode_deviation_s(b if groups[slowest, 2] > 0 else a, seqs, share, groups[slowest, 1])
+    deviation_s = prefill_deviation_s(b if groups[slowest, 2] > 0 else a, seqs, share, groups[slowest, 1])
     relative = z * math.sqrt(a.prompt[2] / seqs) / a.prompt[0]
     adjusted = 1.0 if relative <= max_range else max_range / relative
     return largest, total, adjusted * z * deviation_s / largest
@@ -342,30 +342,32 @@ def rra_rows(
     a, b, groups, count, seqs_in, steps, jobs, finish, phases, offset, loads, z, max_range, scores,
     visit_s, scale, ready_s, first_s, last_s, started_s, before, out,
 ):  # fmt: skip
-    """Fill a row per schedule: round, latency, its high end, encoding, decode iteration, ranges of the two.
+    """Fill a row per schedule: round, latency, its high end, prefill, decode iteration, ranges of the two.
 
-    The encodings of micro-batches differ in length; ``scores[n]`` are the expected deviations of the 1st, 2nd, ... of
+    The prefills of micro-batches differ in length; ``scores[n]`` are the expected deviations of the 1st, 2nd, ... of
     n normal ones. Every later stage waits for the longest of them, so these differences do not average out. Where B_E
     is not a multiple of the micro-batches, some have one request more, always the same ones. Decodes differ likewise:
     an iteration takes as long as the pass of the largest micro-batch (``pace_factor``).
     ``loads`` [sum of steps, 4]: sequences, KV tokens and the variances of both at each iteration per new request of a
-    phase; the rows of a schedule start at its ``offset``. ``max_range``: as for ``_fill_encode``, per row.
+    phase; the rows of a schedule start at its ``offset``. ``max_range``: as for ``_fill_prefill``, per row.
     """
     mixed = _mixed(groups)
     for row in range(len(seqs_in)):
         new, n, m = seqs_in[row], steps[row], jobs[row]
-        encodes = int(min(m, new))
-        largest, total, encode_range = _fill_encode(a, b, groups, count, new / encodes, 1.0, visit_s, z, max_range[row])
-        for job in range(encodes):
-            scale[job] = max(1.0 + scores[encodes, job] * encode_range / z, 0.0) if z > 0.0 else 1.0
-            scale[job] *= _part_factor(new, encodes, job)
-        encode_range /= math.sqrt(float(encodes))
-        encode_s = total + (encodes - 1) * largest
+        prefills = int(min(m, new))
+        largest, total, prefill_range = _fill_prefill(
+            a, b, groups, count, new / prefills, 1.0, visit_s, z, max_range[row]
+        )
+        for job in range(prefills):
+            scale[job] = max(1.0 + scores[prefills, job] * prefill_range / z, 0.0) if z > 0.0 else 1.0
+            scale[job] *= _part_factor(new, prefills, job)
+        prefill_range /= math.sqrt(float(prefills))
+        prefill_s = total + (prefills - 1) * largest
         sparse = _fill_decode(
             a, b, mixed, groups, count, new, m, n, offset[row], loads, scores[m, m - 1], visit_s, isolated=False
         )
         round_s, latency_s = _round(
-            m, encodes, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
+            m, prefills, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
         )
         decode_s, total, slowest = 0.0, 0.0, 0
         for g in range(len(count)):
@@ -381,15 +383,15 @@ def rra_rows(
                 a, b, mixed, groups, count, new, m, n, offset[row], loads, scores[m, m - 1], visit_s, isolated=True
             )
             seen_round_s, latency_s = _round(
-                m, encodes, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
+                m, prefills, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
             )
         latency_s += (phases[row] - 1) * seen_round_s
         decode_range = _rra_range(a, b, groups, slowest, new, m, n, offset[row], loads, z, visit_s)
-        varying_s = max(latency_s - phases[row] * encode_s, 0.0)
+        varying_s = max(latency_s - phases[row] * prefill_s, 0.0)
         out[row, 0], out[row, 1] = round_s, latency_s
-        out[row, 2] = latency_s + encode_s * encode_range * math.sqrt(float(phases[row])) + varying_s * decode_range
-        out[row, 3], out[row, 4] = encode_s, max(m * decode_s, total) / n
-        out[row, 5], out[row, 6] = encode_range, decode_range
+        out[row, 2] = latency_s + prefill_s * prefill_range * math.sqrt(float(phases[row])) + varying_s * decode_range
+        out[row, 3], out[row, 4] = prefill_s, max(m * decode_s, total) / n
+        out[row, 5], out[row, 6] = prefill_range, decode_range
     return 0
 
 
@@ -467,20 +469,20 @@ def _deviations_behind(spread, idle):
 
 
 def waa_rows(
-    a, b, encode_groups, encode_count, decode_groups, decode_count, seqs_in, jobs, loads, iterations,
+    a, b, prefill_groups, prefill_count, decode_groups, decode_count, seqs_in, jobs, loads, iterations,
     out_s, in_s, projected, lockstep, z, max_range, longest, visit_s, out,
 ):  # fmt: skip
-    """Fill a row per schedule: cycle, latency, its high end, encoding, decode iteration, ranges of the two, B_D.
+    """Fill a row per schedule: cycle, latency, its high end, prefill, decode iteration, ranges of the two, B_D.
 
     ``loads`` [4]: as for RRA, of N_D = 1. ``out_s`` and ``in_s``: seconds that one prompt's KV transfer occupies the
-    host links. ``projected``: share of a layer's products over a prompt that the decoding GPUs do. ``longest``:
+    host links. ``projected``: share of a layer's products over a prompt that the decode GPUs do. ``longest``:
     deviations beyond the mean of a batch of the longest prompts.
     """
-    mixed = _mixed(decode_groups) or _mixed(encode_groups) or decode_groups[0, 2] != encode_groups[0, 2]
+    mixed = _mixed(decode_groups) or _mixed(prefill_groups) or decode_groups[0, 2] != prefill_groups[0, 2]
     for row in range(len(seqs_in)):
         new, m = seqs_in[row], jobs[row]
-        largest, passing_s, encode_range = _fill_encode(
-            a, b, encode_groups, encode_count, new, 1.0 - projected, visit_s, z, max_range[row]
+        largest, passing_s, prefill_range = _fill_prefill(
+            a, b, prefill_groups, prefill_count, new, 1.0 - projected, visit_s, z, max_range[row]
         )
         period_s, more = max(largest, new * max(out_s, in_s)), new * a.prompt[0]
         batch, kv_tokens, scale = new * loads[0], new * loads[1], 1.0
@@ -507,28 +509,28 @@ def waa_rows(
         )  # fmt: skip
         cycle_s = max(period_s, full_s)
         pace_s = cycle_s if lockstep else iteration_s
-        spread = encode_range / z if z > 0.0 else 0.0
+        spread = prefill_range / z if z > 0.0 else 0.0
         behind = min(_deviations_behind(spread, cycle_s / largest - 1.0), longest[row])
         behind_s = (passing_s - largest) * spread * behind
-        entry_s, high_entry_s, joins = passing_s + behind_s, largest * encode_range, 0.0
+        entry_s, high_entry_s, joins = passing_s + behind_s, largest * prefill_range, 0.0
         if iterations > 0:  # Transfers are one at a time; the middle one is the mean. It joins the next micro-batch.
             entry_s, joins = entry_s + 0.5 * (new + 1.0) * (out_s + in_s), 1.0 / m
             high_entry_s += 0.5 * (new - 1.0) * (out_s + in_s)
         out[row, 0], out[row, 1] = cycle_s, entry_s + (iterations + 0.5 * joins) * pace_s
         out[row, 2] = entry_s + high_entry_s + (iterations + joins) * max(high_s, pace_s)
         if lockstep and period_s > full_s:
-            out[row, 2] += largest * encode_range * math.sqrt(iterations + joins)
+            out[row, 2] += largest * prefill_range * math.sqrt(iterations + joins)
         out[row, 3], out[row, 4] = passing_s, iteration_s
-        out[row, 5], out[row, 6] = encode_range, high_s / iteration_s - 1.0 if iteration_s > 0.0 else 0.0
+        out[row, 5], out[row, 6] = prefill_range, high_s / iteration_s - 1.0 if iteration_s > 0.0 else 0.0
         out[row, 7] = decoding
     return 0
 
 
-def visits(t, seqs, kv_tokens, layers, first, last, more_tokens, encode, share, out):
-    """Fill seconds of stage visits, one per row: encodings of ``seqs`` prompts, or decodes over ``kv_tokens``."""
+def visits(t, seqs, kv_tokens, layers, first, last, more_tokens, prefill, share, out):
+    """Fill seconds of stage visits, one per row: prefills of ``seqs`` prompts, or decodes over ``kv_tokens``."""
     for row in range(len(out)):
-        if encode:
-            tokens, layer_s = seqs[row] * t.prompt[0], encode_layer_s(t, seqs[row], share)
+        if prefill:
+            tokens, layer_s = seqs[row] * t.prompt[0], prefill_layer_s(t, seqs[row], share)
         else:
             tokens = seqs[row]
             layer_s = decode_layer_s(t, seqs[row], kv_tokens[row], more_tokens[row], share)

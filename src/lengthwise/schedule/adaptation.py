@@ -55,7 +55,7 @@ _REPEATED_CHANGES = (1.0, 0.5, 0.25)
 class InPlace:
     """The best schedules that a deployed one can become without loading weights; estimates are stored.
 
-    They have the deployed schedule's strategy, groups and split of GPUs. Encodings and decode batches have at most
+    They have the deployed schedule's strategy, groups and split of GPUs. Prefills and decode batches have at most
     ``max_num_seqs`` sequences.
     """
 
@@ -67,7 +67,7 @@ class InPlace:
             deployed.tp,
             worst_case=planner.worst_case,
             groups=(deployed.tp_groups,),
-            encode_gpus=deployed.encode_gpus,
+            prefill_gpus=deployed.prefill_gpus,
             max_num_seqs=max_num_seqs,
         )
 
@@ -161,7 +161,7 @@ class ReplanOptions:
     ``horizon_s``. ``margin`` is the share by which the bound is tightened; None: by the observed drift, at the cost of
     at most ``max_margin_cost`` of throughput. A schedule that meets the bound is replaced for at least ``min_gain``
     more requests. Unless ``allow_reload``, the benefit of loading weights is only reported (``Change.elsewhere``);
-    without a reload encodings and decode batches have at most ``max_num_seqs`` sequences.
+    without a reload prefills and decode batches have at most ``max_num_seqs`` sequences.
     """
 
     storage: str = "dram"

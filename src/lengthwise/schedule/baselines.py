@@ -179,7 +179,7 @@ class Curve:
 
     ``latency_s`` of a row is the mean from a request's first step to its last token, of outputs of the level's
     quantile. ``latency_high_s`` is the latency within which the level's share of these outputs is done; of batches that
-    run to completion: for outputs of the task's maximum length. ``encode_s`` is the mean time to the first token,
+    run to completion: for outputs of the task's maximum length. ``prefill_s`` is the mean time to the first token,
     ``decode_s`` that between tokens; ``decode_batch`` and ``memory_share`` are means.
 
     Attributes:
@@ -237,12 +237,12 @@ def curve_of(system: str, outcomes: dict[Configuration, Outcome]) -> Curve:
             micro_batches=one.sweep.parts,
             tp=of.tp,
             tp_groups=of.pp if of.tp > 1 else 0,
-            encode_gpus=math.prod(cut) if cut else of.tp * of.pp * replicas,
+            prefill_gpus=math.prod(cut) if cut else of.tp * of.pp * replicas,
             throughput_rps=got.throughput_rps,
             latency_s=got.latency_s,
             latency_high_s=got.latency_high_s,
             cycle_s=math.nan,
-            encode_s=got.first_s,
+            prefill_s=got.first_s,
             decode_s=got.token_s,
             decode_batch=got.residents,
             memory_share=outcome.memory_share,
@@ -457,7 +457,7 @@ class DisaggregatedSystem(SystemSimulator):
         task, parts = self.setting.task, min(replica.pp, batch)
         seqs = batch / parts
         kv_tokens = seqs * (task.mean_prompt_tokens + task.mean_output_tokens / 2)
-        visits = self.setting.stage_visits_s(replica.layout.stages, seqs, kv_tokens, encode=False)
+        visits = self.setting.stage_visits_s(replica.layout.stages, seqs, kv_tokens, prefill=False)
         round_s = max(float(np.sum(visits)), parts * float(np.max(visits)))
         return batch / (max(task.mean_output_tokens - 1, 1.0) * round_s)
 

@@ -1,7 +1,7 @@
 """Control variables of a schedule, the cluster it runs on, its layout on the GPUs, and assumptions of an estimate.
 
-Symbols as in ExeGPT (Oh et al., ASPLOS 2024): B_E new requests per encoding (the prefill of a batch), N_D decode
-iterations between two encodings, B_D sequences in a decode batch, B_m micro-batches in the pipeline.
+Symbols as in ExeGPT (Oh et al., ASPLOS 2024): B_E new requests per prefill (ExeGPT: encoding), N_D decode
+iterations between two prefills, B_D sequences in a decode batch, B_m micro-batches in the pipeline.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GpuSpec, NodeSpec
 from lengthwise.schema.workload import Floats, Ints
 
-Role = Literal["both", "encode", "decode"]
+Role = Literal["both", "prefill", "decode"]
 
 
 class Strategy(StrEnum):
-    """Allocation of encoding and decoding to the GPUs (ExeGPT, section 4.1).
+    """Allocation of prefill and decode to the GPUs (ExeGPT, section 4.1).
 
     ``RRA`` (round-robin): every GPU does both, in phases. ``WAA_C``, ``WAA_M`` (workload-aware): some GPUs only
-    encode, the others only decode, split so that computation (C) or memory (M) is balanced.
+    prefill, the others only decode, split so that computation (C) or memory (M) is balanced.
     """
 
     RRA = "rra"
@@ -137,23 +137,23 @@ class Assumptions:
 
     Requests that complete in an RRA phase are, with ``paper_completions``, B_D E[1 / ceil(S / N_D)] as ExeGPT writes
     it, with S the output length; else by renewal theory, B_D / E[ceil(S / N_D)], which is less (Jensen's inequality).
-    The encoding produces ``encode_output_tokens``: 1 as in the engine, 0 as the paper counts. In ``lockstep`` WAA
-    decodes once per encoding and waits for it; else decoding does not wait for a slower encoding and works on the
+    The prefill produces ``prefill_output_tokens``: 1 as in the engine, 0 as the paper counts. In ``lockstep`` WAA
+    decodes once per prefill and waits for it; else decoding does not wait for a slower prefill and works on the
     correspondingly smaller batch (Little's law). The latency bound is for the ``level`` quantile of the output length,
     as are ranges of stage times, or for the fixed length ``output_tokens`` (the paper's SLA (b)). ``threshold`` is the
     largest relative deviation of a batch's work under dynamic adjustment; None: no adjustment.
     """
 
     paper_completions: bool = False
-    encode_output_tokens: int = 1
+    prefill_output_tokens: int = 1
     lockstep: bool = False
     level: float = 0.99
     threshold: float | None = None
     output_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.encode_output_tokens not in (0, 1):
-            raise InputError(f"encode_output_tokens must be 0 or 1; it is {self.encode_output_tokens}")
+        if self.prefill_output_tokens not in (0, 1):
+            raise InputError(f"prefill_output_tokens must be 0 or 1; it is {self.prefill_output_tokens}")
         if not 0.5 <= self.level < 1:
             raise InputError(f"level must be at least 0.5 and below 1; it is {self.level}")
         if self.threshold is not None and not self.threshold >= 0:
@@ -164,7 +164,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage: ``tp`` GPUs that share ``layers`` layers and encode, decode or do both."""
+    """A pipeline stage: ``tp`` GPUs that share ``layers`` layers and prefill, decode or do both."""
 
     tp: int
     layers: int
@@ -173,19 +173,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Layout:
-    """All stages: one pipeline for RRA; an encoding and a decoding pipeline for WAA."""
+    """All stages: one pipeline for RRA; a prefill and a decode pipeline for WAA."""
 
     stages: tuple[Stage, ...]
 
     @property
-    def encode(self) -> tuple[Stage, ...]:
+    def prefill(self) -> tuple[Stage, ...]:
         """Return the stages that a prompt passes, in order."""
         return tuple(stage for stage in self.stages if stage.role != "decode")
 
     @property
     def decode(self) -> tuple[Stage, ...]:
         """Return the stages that an output token passes, in order."""
-        return tuple(stage for stage in self.stages if stage.role != "encode")
+        return tuple(stage for stage in self.stages if stage.role != "prefill")
 
 
 def rra_layout(layers: int, gpus: int, tp: int = 1, tp_groups: int = 0) -> Layout:
@@ -196,49 +196,49 @@ def rra_layout(layers: int, gpus: int, tp: int = 1, tp_groups: int = 0) -> Layou
     return Layout(_pipeline(layers, gpus, tp, tp_groups, "both"))
 
 
-def waa_layout(layers: int, gpus: int, encode_gpus: int, tp: int = 1, tp_groups: int = 0) -> Layout:
-    """Return an encoding pipeline over ``encode_gpus`` and a decoding one over the other GPUs, each with all layers.
+def waa_layout(layers: int, gpus: int, prefill_gpus: int, tp: int = 1, tp_groups: int = 0) -> Layout:
+    """Return a prefill pipeline over ``prefill_gpus`` and a decode one over the other GPUs, each with all layers.
 
-    The decoding GPUs form as many groups as they can, the encoding GPUs the rest. The layers of an encoder-decoder
-    count once: its encoder is on the encoding GPUs, its decoder on the others. It raises InputError as ``rra_layout``,
+    The decode GPUs form as many groups as they can, the prefill GPUs the rest. The layers of an encoder-decoder
+    count once: its encoder is on the prefill GPUs, its decoder on the others. It raises InputError as ``rra_layout``,
     or if a side is empty.
     """
-    if not 1 <= encode_gpus < gpus:
+    if not 1 <= prefill_gpus < gpus:
         raise InputError(
-            f"WAA needs at least 1 GPU to encode and 1 to decode; {encode_gpus} of {gpus} GPUs encode. "
+            f"WAA needs at least 1 GPU to prefill and 1 to decode; {prefill_gpus} of {gpus} GPUs prefill. "
             "Use RRA, or more GPUs."
         )
-    decode_groups = min(tp_groups, (gpus - encode_gpus) // tp)
-    encode = _pipeline(layers, encode_gpus, tp, tp_groups - decode_groups, "encode")
-    return Layout(encode + _pipeline(layers, gpus - encode_gpus, tp, decode_groups, "decode"))
+    decode_groups = min(tp_groups, (gpus - prefill_gpus) // tp)
+    prefill = _pipeline(layers, prefill_gpus, tp, tp_groups - decode_groups, "prefill")
+    return Layout(prefill + _pipeline(layers, gpus - prefill_gpus, tp, decode_groups, "decode"))
 
 
 def splits(gpus: int, tp: int, tp_groups: int) -> Ints:
-    """Return the numbers of encoding GPUs under WAA that leave room for all groups, ascending; empty if none does."""
-    encode = np.arange(1, gpus)
-    return np.asarray(encode[encode // tp + (gpus - encode) // tp >= tp_groups])
+    """Return the numbers of prefill GPUs under WAA that leave room for all groups, ascending; empty if none does."""
+    prefill = np.arange(1, gpus)
+    return np.asarray(prefill[prefill // tp + (gpus - prefill) // tp >= tp_groups])
 
 
-def compute_split(encode_s: Floats, decode_s: Floats, gpus: int, allowed: Ints) -> Ints:
-    """Return [n] encoding GPUs that balance computation (WAA-C): N C_E / (C_E + C_D), rounded to the nearest allowed.
+def compute_split(prefill_s: Floats, decode_s: Floats, gpus: int, allowed: Ints) -> Ints:
+    """Return [n] prefill GPUs that balance computation (WAA-C): N C_E / (C_E + C_D), rounded to the nearest allowed.
 
-    ``encode_s`` is C_E, ``decode_s`` C_D, in seconds on one GPU; ``gpus`` is N.
+    ``prefill_s`` is C_E, ``decode_s`` C_D, in seconds on one GPU; ``gpus`` is N.
     """
-    ideal = gpus * encode_s / (encode_s + decode_s)
+    ideal = gpus * prefill_s / (prefill_s + decode_s)
     return np.asarray(allowed[np.abs(allowed[:, None] - ideal).argmin(axis=0)])
 
 
-def memory_split(encode_bytes: Floats, decode_bytes: Floats, allowed: Ints) -> Ints:
-    """Return [n] encoding GPUs, of those ``allowed``, that minimize the memory of the fullest GPU (WAA-M).
+def memory_split(prefill_bytes: Floats, decode_bytes: Floats, allowed: Ints) -> Ints:
+    """Return [n] prefill GPUs, of those ``allowed``, that minimize the memory of the fullest GPU (WAA-M).
 
-    ``encode_bytes`` and ``decode_bytes`` are [allowed, n] the memory of an encoding and of a decoding GPU.
+    ``prefill_bytes`` and ``decode_bytes`` are [allowed, n] the memory of a prefill and of a decode GPU.
     """
-    return np.asarray(allowed[np.maximum(encode_bytes, decode_bytes).argmin(axis=0)])
+    return np.asarray(allowed[np.maximum(prefill_bytes, decode_bytes).argmin(axis=0)])
 
 
 def _pipeline(layers: int, gpus: int, tp: int, tp_groups: int, role: Role) -> tuple[Stage, ...]:
     if not 0 <= tp_groups * tp <= gpus:
-        verb = "encode and decode" if role == "both" else role
+        verb = "prefill and decode" if role == "both" else role
         raise InputError(f"{tp_groups} groups of {tp} GPUs must fit the {gpus} GPUs that {verb}")
     degrees = [tp] * tp_groups + [1] * (gpus - tp_groups * tp)
     shares = [layers * degree // gpus for degree in degrees]

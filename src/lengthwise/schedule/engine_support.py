@@ -20,7 +20,7 @@ from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import ScheduleRow
 
 MAX_PAIR_BATCH = 2**11
-"""Largest encode batch of a disaggregated pair."""
+"""Largest prefill batch of a disaggregated pair."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class EngineShape:
 class Runnable:
     """A schedule that engines support.
 
-    ``row`` has the estimates of one of ``pipelines`` equal parts, each with weights of its own. ``encode`` is the
-    engine that encodes (RRA: the only one), ``decode`` that which decodes; None: the same. Unless the schedule is
+    ``row`` has the estimates of one of ``pipelines`` equal parts, each with weights of its own. ``prefill`` is the
+    engine that prefills (RRA: the only one), ``decode`` that which decodes; None: the same. Unless the schedule is
     ``exact``, the chosen one, ``cause`` is why engines do not support that.
     """
 
     row: ScheduleRow
     pipelines: int
-    encode: EngineShape
+    prefill: EngineShape
     decode: EngineShape | None = None
     exact: bool = True
     cause: str = ""
@@ -60,21 +60,21 @@ def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
     """
     gpus = planner.estimator.setting.cluster.gpus
     if chosen.strategy == Strategy.RRA:
-        encode, decode = _uniform(chosen.tp, chosen.tp_groups, gpus), None
-        supported = encode is not None
+        prefill, decode = _uniform(chosen.tp, chosen.tp_groups, gpus), None
+        supported = prefill is not None
         cause = "its stages have two tensor-parallel degrees, an engine's stages one"
     else:
-        decode_groups = min(chosen.tp_groups, (gpus - chosen.encode_gpus) // chosen.tp)
-        encode = _uniform(chosen.tp, chosen.tp_groups - decode_groups, chosen.encode_gpus)
-        decode = _uniform(chosen.tp, decode_groups, gpus - chosen.encode_gpus)
-        single_stages = encode is not None and decode is not None and encode.stages == decode.stages == 1
+        decode_groups = min(chosen.tp_groups, (gpus - chosen.prefill_gpus) // chosen.tp)
+        prefill = _uniform(chosen.tp, chosen.tp_groups - decode_groups, chosen.prefill_gpus)
+        decode = _uniform(chosen.tp, decode_groups, gpus - chosen.prefill_gpus)
+        single_stages = prefill is not None and decode is not None and prefill.stages == decode.stages == 1
         supported = single_stages and chosen.micro_batches <= 1
         cause = (
             "vLLM transfers the cache between one prefill stage and one decode stage, complete batches at a time; "
             "its sides have several stages, two tensor-parallel degrees, or micro-batches"
         )
-    if supported and encode is not None:
-        return Runnable(chosen, 1, encode, decode)
+    if supported and prefill is not None:
+        return Runnable(chosen, 1, prefill, decode)
     found = list(_uniform_phases(planner, bound_s)) if Strategy.RRA in planner.strategies else []
     if chosen.strategy != Strategy.RRA:
         found += _pairs(planner, Strategy(chosen.strategy), bound_s)
@@ -107,32 +107,32 @@ def _uniform_phases(planner: Planner, bound_s: float) -> Iterator[Runnable]:
 
 
 def _pairs(planner: Planner, strategy: Strategy, bound_s: float) -> Iterator[Runnable]:
-    """Yield the best pair of one encoding and one decoding stage of every size, as often as the GPUs have room for it.
+    """Yield the best pair of one prefill and one decode stage of every size, as often as the GPUs have room for it.
 
     The sides are equal, or a single GPU and a group: a schedule has one degree for its groups.
     """
     setting = planner.estimator.setting
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus
     for tp in sorted(setting.tables):
-        for encode, decode in [(tp, tp)] if tp == 1 or 1 not in setting.tables else [(tp, tp), (1, tp), (tp, 1)]:
-            together = encode + decode
+        for prefill, decode in [(tp, tp)] if tp == 1 or 1 not in setting.tables else [(tp, tp), (1, tp), (tp, 1)]:
+            together = prefill + decode
             if together > min(gpus, node) or gpus % together or node % together:
                 continue
             pair = planner.estimator.replace(cluster=replace(setting.cluster, gpus=together))
-            row = _best_pair(pair, strategy, encode, decode, bound_s, worst_case=planner.worst_case)
+            row = _best_pair(pair, strategy, prefill, decode, bound_s, worst_case=planner.worst_case)
             if row is not None:
-                yield Runnable(row, gpus // together, EngineShape(encode), EngineShape(decode))
+                yield Runnable(row, gpus // together, EngineShape(prefill), EngineShape(decode))
 
 
 def _best_pair(
-    estimator: Estimator, strategy: Strategy, encode: int, decode: int, bound_s: float, *, worst_case: bool
+    estimator: Estimator, strategy: Strategy, prefill: int, decode: int, bound_s: float, *, worst_case: bool
 ) -> ScheduleRow | None:
-    tp = max(encode, decode)
-    groups = (encode == tp) + (decode == tp) if tp > 1 else 0
+    tp = max(prefill, decode)
+    groups = (prefill == tp) + (decode == tp) if tp > 1 else 0
     batches = np.arange(1, MAX_PAIR_BATCH + 1)
     ones = np.ones(len(batches), dtype=np.int64)
     columns = ControlColumns(CODES.index(strategy) * ones, batches, ones, ones, tp * ones, groups * ones)
-    got = estimator.estimate(columns, encode * ones)
+    got = estimator.estimate(columns, prefill * ones)
     good = np.flatnonzero((got.constrained_latency_s(worst_case=worst_case) <= bound_s) & got.feasible)
     if not len(good):
         return None

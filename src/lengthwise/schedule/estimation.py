@@ -48,7 +48,7 @@ MODEL_ERROR = 0.01
 """Relative error of the latency estimate against the engine where there are several micro-batches."""
 _RRA = CODES.index(Strategy.RRA)
 _ENCODER_BATCHES = 2
-"""Batches whose encoder output is on an encoding GPU: one that waits for it, one in transfer."""
+"""Batches whose encoder output is on a prefill GPU: one that waits for it, one in transfer."""
 _NARROW = 1e-9
 """Relative spread of prompt lengths below which they count as equal."""
 
@@ -62,7 +62,7 @@ class Reason(IntEnum):
     CACHE = 2
     """Cache and activations do not fit next to the weights, at the level of the assumptions."""
     GROUPS = 3
-    """No split into encoding and decoding GPUs has room for the tensor-parallel groups."""
+    """No split into prefill and decode GPUs has room for the tensor-parallel groups."""
     LAYERS = 4
     """There are more stages than layers."""
 
@@ -73,17 +73,17 @@ class Estimates:
 
     Attributes:
         throughput_rps: Requests completed per second; ``unconstrained_rps``: if memory sufficed, 0 without a layout.
-        latency_s: From the start of the encoding of its micro-batch to the last token of a request with
-            ``Setting.bound_tokens``. The wait for an encoding, at most one ``cycle_s``, is not included.
-        latency_high_s: The same at the level's range of the work of encodings and decode batches.
-        cycle_s: RRA: a round of encoding and N_D decode iterations; WAA: from one encoding to the next.
-        encode_s: Pass of a batch (RRA: of all its micro-batches) through the encoding stages.
+        latency_s: From the start of the prefill of its micro-batch to the last token of a request with
+            ``Setting.bound_tokens``. The wait for a prefill, at most one ``cycle_s``, is not included.
+        latency_high_s: The same at the level's range of the work of prefills and decode batches.
+        cycle_s: RRA: a round of prefill and N_D decode iterations; WAA: from one prefill to the next.
+        prefill_s: Pass of a batch (RRA: of all its micro-batches) through the prefill stages.
         decode_s: Decode iteration, mean over a phase.
         decode_batch: B_D: sequences at the start of a phase; WAA: in an iteration.
-        encode_range: Relative range of a batch's encoding at the level; ``decode_range``: of a decode iteration.
+        prefill_range: Relative range of a batch's prefill at the level; ``decode_range``: of a decode iteration.
         memory_share: Memory needs of the fullest GPU over its usable memory, at the level.
         micro_batches: B_m in effect.
-        encode_gpus: GPUs that encode; RRA: all.
+        prefill_gpus: GPUs that prefill; RRA: all.
         reason: ``Reason`` codes.
     """
 
@@ -92,14 +92,14 @@ class Estimates:
     latency_s: Floats
     latency_high_s: Floats
     cycle_s: Floats
-    encode_s: Floats
+    prefill_s: Floats
     decode_s: Floats
     decode_batch: Floats
-    encode_range: Floats
+    prefill_range: Floats
     decode_range: Floats
     memory_share: Floats
     micro_batches: Ints
-    encode_gpus: Ints
+    prefill_gpus: Ints
     reason: Ints
 
     @property
@@ -117,8 +117,8 @@ class _Rows:
 
     def __init__(self, n: int) -> None:
         self.seconds = np.full((n, 7), np.nan)
-        self.encoded, self.decode_batch, self.memory_share = np.zeros(n), np.zeros(n), np.full(n, np.nan)
-        self.micro_batches, self.encode_gpus, self.reason = (np.zeros(n, dtype=np.int64) for _ in range(3))
+        self.prefilled, self.decode_batch, self.memory_share = np.zeros(n), np.zeros(n), np.full(n, np.nan)
+        self.micro_batches, self.prefill_gpus, self.reason = (np.zeros(n, dtype=np.int64) for _ in range(3))
 
     def set_memory(self, rows: Ints, needed_bytes: Floats, weight_bytes: float, available_bytes: float) -> None:
         self.memory_share[rows] = needed_bytes / available_bytes
@@ -127,30 +127,30 @@ class _Rows:
 
     def estimates(self) -> Estimates:
         fits = self.reason == Reason.FITS
-        cycle_s, latency_s, high_s, encode_s, decode_s, encode_range, decode_range = self.seconds.T
+        cycle_s, latency_s, high_s, prefill_s, decode_s, prefill_range, decode_range = self.seconds.T
         with np.errstate(divide="ignore", invalid="ignore"):
-            rps = np.where(cycle_s > 0, self.encoded / cycle_s, 0.0)
+            rps = np.where(cycle_s > 0, self.prefilled / cycle_s, 0.0)
         return Estimates(
             np.where(fits, rps, 0.0), rps, np.where(fits, latency_s, np.inf), np.where(fits, high_s, np.inf),
-            cycle_s, encode_s, decode_s, self.decode_batch, encode_range, decode_range, self.memory_share,
-            self.micro_batches, self.encode_gpus, self.reason,
+            cycle_s, prefill_s, decode_s, self.decode_batch, prefill_range, decode_range, self.memory_share,
+            self.micro_batches, self.prefill_gpus, self.reason,
         )  # fmt: skip
 
 
 def resident_batches(model: ModelSpec, stages: int) -> int:
-    """Return the batches whose cache is on each GPU of an encoding pipeline: those in flight, and one that leaves.
+    """Return the batches whose cache is on each GPU of a prefill pipeline: those in flight, and one that leaves.
 
     Each stage has two in flight, one computing and one waiting; a single stage has one. As in engines, a prompt
     reserves its blocks on all stages from admission until its transfer is done. An encoder-decoder caches nothing
-    while it encodes, only outputs.
+    while it prefills, only outputs.
     """
     if model.encoder_layers:
         return _ENCODER_BATCHES
     return 1 + (2 * stages if stages > 1 else 1)
 
 
-def encode_gpus(setting: Setting, controls: ControlColumns, rows: Ints) -> Ints:
-    """Return [rows] GPUs that encode under WAA; 0 where no split has room for the groups."""
+def choose_prefill_gpus(setting: Setting, controls: ControlColumns, rows: Ints) -> Ints:
+    """Return [rows] GPUs that prefill under WAA; 0 where no split has room for the groups."""
     chosen = np.zeros(len(rows), dtype=np.int64)
     gpus, layers = setting.cluster.gpus, setting.model.layers
     load = setting.phase(1, renewal=True)
@@ -161,14 +161,14 @@ def encode_gpus(setting: Setting, controls: ControlColumns, rows: Ints) -> Ints:
         new = controls.prefill_batch[rows[at]].astype(np.float64)
         parts = _decode_parts(setting, new, controls.micro_batches[rows[at]])
         if strategy == CODES.index(Strategy.WAA_C):
-            # Seconds of a GPU with all layers: of an encoding, and of a decode iteration of B_E E[n] sequences.
+            # Seconds of a GPU with all layers: of a prefill, and of a decode iteration of B_E E[n] sequences.
             packed = setting.packed(1 if 1 in setting.tables else tp)
             projected, stage = projected_share(setting.model), (layers, 1, 1)
-            encode_s = visits_s(packed, new, 0.0, stage, encode=True, share=1.0 - projected)
+            prefill_s = visits_s(packed, new, 0.0, stage, prefill=True, share=1.0 - projected)
             seqs, more = new * load.seqs[0] / parts, new * setting.task.mean_prompt_tokens / parts
             kv_tokens = new * load.kv_tokens[0] / parts
-            decode_s = visits_s(packed, seqs, kv_tokens, stage, encode=False, share=projected, more_tokens=more)
-            chosen[at] = compute_split(encode_s, parts * decode_s, gpus, allowed)
+            decode_s = visits_s(packed, seqs, kv_tokens, stage, prefill=False, share=projected, more_tokens=more)
+            chosen[at] = compute_split(prefill_s, parts * decode_s, gpus, allowed)
         else:
             chosen[at] = memory_split(*_even_bytes(setting, allowed, tp, groups, new, parts), allowed)
     return chosen
@@ -190,20 +190,20 @@ def _decode_parts(setting: Setting, new: Floats, requested: Ints) -> Ints:
 def _even_bytes(
     setting: Setting, allowed: Ints, tp: int, groups: int, new: Floats, parts: Ints
 ) -> tuple[Floats, Floats]:
-    """Return [allowed, n] bytes of an encoding and of a decoding GPU if layers were spread evenly, to fractions."""
+    """Return [allowed, n] bytes of a prefill and of a decode GPU if layers were spread evenly, to fractions."""
     gpus, layers = setting.cluster.gpus, setting.model.layers
-    # Groups that the decoding GPUs have no room for are in the encoding pipeline and shorten it.
+    # Groups that the decode GPUs have no room for are in the prefill pipeline and shorten it.
     stages = allowed - (groups - np.minimum(groups, (gpus - allowed) // tp)) * (tp - 1)
     batch = new * setting.phase(1, renewal=True).seqs[0]
     needs = setting.memory((Stage(1, layers, "both"),))[1]
     tokens, transferred = setting.prompt_tokens_high(new), transfer_bytes_per_token(setting.model)
     cached = np.array([setting.prompt_tokens_high(resident_batches(setting.model, int(n)) * new) for n in stages])
     ends, kv_bytes = {"first": True, "last": True}, needs.kv_layer_bytes
-    encode = needs.weight_bytes(layers, "encode", **ends) + (0 if transferred else cached * layers * kv_bytes)
+    prefill = needs.weight_bytes(layers, "prefill", **ends) + (0 if transferred else cached * layers * kv_bytes)
     decode = needs.weight_bytes(layers, "decode", **ends) + _waa_kv_high(setting, new, batch) * layers * kv_bytes
     active = tokens * needs.token_bytes + new * needs.seq_bytes + cached * (transferred or 0.0)
-    encoding = encode / allowed[:, None] + active
-    return encoding, decode / (gpus - allowed)[:, None] + batch / parts * (needs.token_bytes + needs.seq_bytes)
+    prefill_bytes = prefill / allowed[:, None] + active
+    return prefill_bytes, decode / (gpus - allowed)[:, None] + batch / parts * (needs.token_bytes + needs.seq_bytes)
 
 
 def _waa_kv_high(setting: Setting, new: Floats, batch: Floats) -> Floats:
@@ -238,29 +238,29 @@ class Estimator:
         names = ("task", "cluster", "model", "tables", "assumptions")
         return Estimator(**{name: getattr(self.setting, name) for name in names} | changes)
 
-    def estimate(self, controls: ControlColumns | Sequence[Controls], encoding: Ints | None = None) -> Estimates:
+    def estimate(self, controls: ControlColumns | Sequence[Controls], prefill_gpus: Ints | None = None) -> Estimates:
         """Return a row of estimates per schedule.
 
-        ``encoding`` are [n] GPUs that encode under WAA, as deployed; None: as the strategy splits them for this task.
+        ``prefill_gpus`` are [n] GPUs that prefill under WAA, as deployed; None: the strategy splits them for this task.
 
         Raises:
             InputError: N_D above the longest output, WAA with one GPU, groups that need more GPUs than there
                 are, or a degree without tables.
         """
         given = controls if isinstance(controls, ControlColumns) else columns(controls)
-        return self._fill(given, encoding, timed=True).estimates()
+        return self._fill(given, prefill_gpus, timed=True).estimates()
 
-    def reasons(self, controls: ControlColumns, encoding: Ints | None = None) -> Ints:
+    def reasons(self, controls: ControlColumns, prefill_gpus: Ints | None = None) -> Ints:
         """Return [n] ``Reason`` codes at less cost than ``estimate``; raises the same errors."""
-        return self._fill(controls, encoding, timed=False).reason
+        return self._fill(controls, prefill_gpus, timed=False).reason
 
-    def _fill(self, given: ControlColumns, encoding: Ints | None, *, timed: bool) -> _Rows:
+    def _fill(self, given: ControlColumns, prefill_gpus: Ints | None, *, timed: bool) -> _Rows:
         """Fill all columns; RRA's seconds, on which no memory depends, only if ``timed``."""
         gpus, rra = self.setting.cluster.gpus, given.strategy == _RRA
         for steps in (given.decode_steps.min(initial=1), given.decode_steps.max(initial=1)):
             require_steps(self.setting.task, int(steps))
         if gpus < 2 and not rra.all():
-            raise InputError("WAA needs at least 2 GPUs, one to encode and one to decode; there is 1. Use RRA.")
+            raise InputError("WAA needs at least 2 GPUs, one to prefill and one to decode; there is 1. Use RRA.")
         over = given.tp * given.tp_groups > gpus
         if over.any():
             row = int(np.argmax(over))
@@ -269,13 +269,15 @@ class Estimator:
                 f"{given.tp_groups[row]} groups of {given.tp[row]} do not"
             )
         rows = _Rows(len(given))
-        rows.encode_gpus[rra] = gpus
+        rows.prefill_gpus[rra] = gpus
         waa = np.flatnonzero(~rra)
         if len(waa):
-            rows.encode_gpus[waa] = encode_gpus(self.setting, given, waa) if encoding is None else encoding[waa]
+            rows.prefill_gpus[waa] = (
+                choose_prefill_gpus(self.setting, given, waa) if prefill_gpus is None else prefill_gpus[waa]
+            )
         degree = np.where(given.tp_groups > 0, given.tp, 1)  # Without groups the degree does not matter.
         for (is_rra, tp, groups, split), at in _grouped(
-            rra.astype(np.int64), degree, given.tp_groups, rows.encode_gpus
+            rra.astype(np.int64), degree, given.tp_groups, rows.prefill_gpus
         ):
             try:
                 layers = self.setting.model.layers
@@ -299,10 +301,10 @@ class Estimator:
         parts = np.where(given.micro_batches[at] > 0, given.micro_batches[at], len(layout.stages))
         new = new * setting.batches.size_factor(new / np.minimum(parts, new))
         batch = new * loads[offset, 0]
-        # B_E requests are encoded in as many parts however few of them decode.
+        # B_E requests are prefilled in as many parts however few of them decode.
         parts = np.minimum(parts, np.maximum(np.floor(batch).astype(np.int64), given.prefill_batch[at]))
-        encoding = new / np.minimum(parts, new)
-        rows.encoded[at], rows.micro_batches[at], rows.decode_batch[at] = new, parts, batch
+        prefilling = new / np.minimum(parts, new)
+        rows.prefilled[at], rows.micro_batches[at], rows.decode_batch[at] = new, parts, batch
         if timed:
             groups, count = stage_groups(layout.stages)
             degrees = {stage.tp for stage in layout.stages}
@@ -313,18 +315,18 @@ class Estimator:
             compiled("rra_rows")(
                 setting.packed(max(degrees)), setting.packed(min(degrees)), groups, count, new, steps, parts,
                 np.ascontiguousarray(finish[:, 1]), np.ascontiguousarray(finish[:, 0]), offset, loads, setting.z,
-                setting.batches.relative_range(encoding), normal_scores(most),
+                setting.batches.relative_range(prefilling), normal_scores(most),
                 np.zeros((len(count), int(steps.max(initial=1)) + 1)), np.ones(most), *workspace(most, len(count)), out,
             )  # fmt: skip
             out[:, 2] += out[:, 1] * np.where(parts > 1, MODEL_ERROR, 0.0)
             rows.seconds[at] = out
-        # Memory: the iteration with the largest cache of a phase, and the larger of an encode and a decode visit.
+        # Memory: the iteration with the largest cache of a phase, and the larger of a prefill and a decode visit.
         largest = np.array([int(np.argmax(setting.phase(int(n)).kv_tokens)) for n in distinct], dtype=np.int64)
         load = loads[offset + largest[inverse]]
         kv_high = new * load[:, 1] + setting.z * np.sqrt(new * load[:, 3])
         kv_high = np.maximum(kv_high, setting.prompt_tokens_high(new))
         decoding = batch / parts
-        tokens, seqs = np.maximum(setting.prompt_tokens_high(encoding), decoding), np.maximum(encoding, decoding)
+        tokens, seqs = np.maximum(setting.prompt_tokens_high(prefilling), decoding), np.maximum(prefilling, decoding)
         needed = stage_bytes(setting.memory(layout.stages), layout.stages, kv_high, None, tokens, seqs)
         rows.set_memory(at, *needed, setting.available_bytes)
 
@@ -335,7 +337,7 @@ class Estimator:
         parts = _decode_parts(setting, new, given.micro_batches[at])
         memory, out = setting.memory(layout.stages), np.zeros((len(new), 8))
         out_s, in_s = (
-            kv_transfer_s(model, memory, side, task.mean_prompt_tokens) for side in (layout.encode, layout.decode)
+            kv_transfer_s(model, memory, side, task.mean_prompt_tokens) for side in (layout.prefill, layout.decode)
         )
         degrees = {stage.tp for stage in layout.stages}
         # Standard deviations by which a batch of nothing but the longest prompt exceeds the mean batch.
@@ -343,18 +345,18 @@ class Estimator:
         longest = np.asarray((task.max_prompt_tokens - task.mean_prompt_tokens) * np.sqrt(new) / spread)
         compiled("waa_rows")(
             setting.packed(tp if tp in degrees else 1), setting.packed(1 if 1 in degrees else tp),
-            *stage_groups(layout.encode), *stage_groups(layout.decode), new, parts,
+            *stage_groups(layout.prefill), *stage_groups(layout.decode), new, parts,
             np.ascontiguousarray(setting.phase(1, renewal=True).columns()[0]), setting.iterations, out_s, in_s,
             projected_share(model), setting.assumptions.lockstep, setting.z, setting.batches.relative_range(new),
-            longest, np.zeros((len(layout.encode), 1)), out,
+            longest, np.zeros((len(layout.prefill), 1)), out,
         )  # fmt: skip
         batch = out[:, 7]
         rows.seconds[at], rows.micro_batches[at] = out[:, :7], parts
-        rows.encoded[at], rows.decode_batch[at] = new, batch
-        cached = setting.prompt_tokens_high(resident_batches(model, len(layout.encode)) * new)
+        rows.prefilled[at], rows.decode_batch[at] = new, batch
+        cached = setting.prompt_tokens_high(resident_batches(model, len(layout.prefill)) * new)
         transferred = transfer_bytes_per_token(model)
-        encode = stage_bytes(memory, layout.encode, cached, transferred, setting.prompt_tokens_high(new), new)
+        prefill = stage_bytes(memory, layout.prefill, cached, transferred, setting.prompt_tokens_high(new), new)
         kv_high, visit = _waa_kv_high(setting, new, batch), batch / parts
         decode = stage_bytes(memory, layout.decode, kv_high, None, visit, visit)
-        needed = np.maximum(encode[0], decode[0]), max(encode[1], decode[1])
+        needed = np.maximum(prefill[0], decode[0]), max(prefill[1], decode[1])
         rows.set_memory(at, *needed, setting.available_bytes)

@@ -223,7 +223,7 @@ def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """Static batches that fit in memory, as schedules by size; latencies are from the encoding to the last token."""
+    """Static batches that fit in memory, as schedules by size; latencies are from the prefill to the last token."""
 
     rows: tuple[ScheduleRow, ...]
 
@@ -254,7 +254,7 @@ def static_batches(estimator: Estimator) -> StaticBatches:
         return StaticBatches(())
     batch = np.concatenate([np.arange(1, MULTIPLE), np.arange(MULTIPLE, MAX_STATIC_BATCH + 1, MULTIPLE)])
     stages = len(layout.stages)
-    steps = setting.task.max_output_tokens - setting.assumptions.encode_output_tokens
+    steps = setting.task.max_output_tokens - setting.assumptions.prefill_output_tokens
     parts = np.minimum(batch, stages)
     # Memory is reserved for outputs of maximum length.
     visit = batch / parts
@@ -263,14 +263,14 @@ def static_batches(estimator: Estimator) -> StaticBatches:
     needed, _ = stage_bytes(setting.memory(layout.stages), layout.stages, kv_tokens, None, tokens, visit)
     share = needed / setting.available_bytes
     batch, parts, share = batch[share <= 1], parts[share <= 1], share[share <= 1]
-    total, slowest = _pass_s(setting, layout, batch / parts, 0.0, encode=True)
-    encode_s = total + (parts - 1) * slowest
+    total, slowest = _pass_s(setting, layout, batch / parts, 0.0, prefill=True)
+    prefill_s = total + (parts - 1) * slowest
     seqs = (batch / parts)[:, None] + np.zeros(steps)
     kv_tokens = seqs * (setting.task.mean_prompt_tokens + np.arange(1, steps + 1))
-    total, slowest = _pass_s(setting, layout, seqs, kv_tokens, encode=False)
+    total, slowest = _pass_s(setting, layout, seqs, kv_tokens, prefill=False)
     decode_s = np.maximum(total, parts[:, None] * slowest).sum(axis=1)
     rows = []
-    for at, latency_s in enumerate((encode_s + decode_s).tolist()):
+    for at, latency_s in enumerate((prefill_s + decode_s).tolist()):
         row = ScheduleRow(
             strategy="static",
             prefill_batch=int(batch[at]),
@@ -278,12 +278,12 @@ def static_batches(estimator: Estimator) -> StaticBatches:
             micro_batches=int(parts[at]),
             tp=tp,
             tp_groups=stages if tp > 1 else 0,
-            encode_gpus=setting.cluster.gpus,
+            prefill_gpus=setting.cluster.gpus,
             throughput_rps=int(batch[at]) / latency_s,
             latency_s=latency_s,
             latency_high_s=latency_s,
             cycle_s=latency_s,
-            encode_s=float(encode_s[at]),
+            prefill_s=float(prefill_s[at]),
             decode_s=float(decode_s[at]) / max(steps, 1),
             decode_batch=float(batch[at]),
             memory_share=float(share[at]),
@@ -305,12 +305,12 @@ def _widest_layout(setting: Setting) -> tuple[int, Layout]:
 
 
 def _pass_s(
-    setting: Setting, layout: Layout, seqs: Floats, kv_tokens: Floats | float, *, encode: bool
+    setting: Setting, layout: Layout, seqs: Floats, kv_tokens: Floats | float, *, prefill: bool
 ) -> tuple[Floats, Floats]:
     """Return the seconds of a pass through all stages, and of the slowest stage's visit."""
     total, slowest = np.zeros(seqs.shape), np.zeros(seqs.shape)
     for (stage, first, last), count in stage_kinds(layout.stages).items():
         packed = setting.packed(stage.tp)
-        visit_s = visits_s(packed, seqs, kv_tokens, (stage.layers, first, last), encode=encode)
+        visit_s = visits_s(packed, seqs, kv_tokens, (stage.layers, first, last), prefill=prefill)
         total, slowest = total + count * visit_s, np.maximum(slowest, visit_s)
     return total, slowest

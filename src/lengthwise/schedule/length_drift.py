@@ -120,7 +120,7 @@ def evaluate_deployed(estimator: Estimator, row: ScheduleRow, *, worst_case: boo
     """Return a deployed schedule, its split unchanged, under an estimator's task, and the constrained latency."""
     steps = min(row.decode_steps, estimator.setting.task.max_output_tokens)
     controls = replace(controls_of(row), decode_steps=steps)
-    got = estimator.estimate([controls], np.array([row.encode_gpus], dtype=np.int64))
+    got = estimator.estimate([controls], np.array([row.prefill_gpus], dtype=np.int64))
     return row_of(controls, got), float(got.constrained_latency_s(worst_case=worst_case)[0])
 
 
@@ -142,7 +142,7 @@ def first_margin(
 
 def moves_weights(row: ScheduleRow, other: ScheduleRow) -> bool:
     """Return whether one schedule cannot become the other without loading weights."""
-    return (row.family, row.encode_gpus) != (other.family, other.encode_gpus)
+    return (row.family, row.prefill_gpus) != (other.family, other.prefill_gpus)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +229,7 @@ def banded(estimator: Estimator, fronts: Fronts, perturbed: Sequence[TablesByDeg
     result = []
     for strategy, points in fronts:
         rows = [point.row for point in points]
-        controls, split = columns(map(controls_of, rows)), np.array([row.encode_gpus for row in rows], dtype=np.int64)
+        controls, split = columns(map(controls_of, rows)), np.array([row.prefill_gpus for row in rows], dtype=np.int64)
         draws = np.array([other.estimate(controls, split).throughput_rps for other in others])
         bands = np.quantile(draws, _tails(level), axis=0, method="hazen").T.tolist()
         banded_points = [

@@ -127,13 +127,13 @@ class TaskLengths:
         """Return the ``level`` quantile of the output length."""
         return _quantile(self.output_pmf, level)
 
-    def decode_survival(self, encode_output_tokens: int = 1) -> Floats:
-        """Return [longest - encode_output_tokens] shares of requests that need a 1st, 2nd, ... decode iteration.
+    def decode_survival(self, prefill_output_tokens: int = 1) -> Floats:
+        """Return [longest - prefill_output_tokens] shares of requests that need a 1st, 2nd, ... decode iteration.
 
-        The encoding of a request produces the first ``encode_output_tokens`` of its output.
+        The prefill of a request produces the first ``prefill_output_tokens`` of its output.
         """
         at_least = np.cumsum(self.output_pmf[::-1])[::-1]
-        return np.asarray(np.minimum(at_least[1 + encode_output_tokens :], 1.0))
+        return np.asarray(np.minimum(at_least[1 + prefill_output_tokens :], 1.0))
 
     def require_within(self, model: ModelSpec) -> None:
         """Raise InputError unless the model's context holds the longest prompt with the longest output."""
@@ -189,7 +189,7 @@ def _quantile(pmf: Floats, level: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class AdjustedBatches:
-    """Encode batches under ExeGPT's dynamic adjustment, by target batch size (``SIZES``).
+    """Prefill batches under ExeGPT's dynamic adjustment, by target batch size (``SIZES``).
 
     ``prompts`` is their mean number of prompts over the target size, ``ranges`` the relative excess of a batch's tokens
     over their mean at the level.
@@ -212,7 +212,7 @@ UNADJUSTED = AdjustedBatches(np.ones(len(SIZES)), np.full(len(SIZES), np.inf))
 
 
 def adjusted_batches(task: TaskLengths, threshold: float, level: float) -> AdjustedBatches:
-    """Return the effect of a threshold on a task's encode batches, sampled with fixed seeds."""
+    """Return the effect of a threshold on a task's prefill batches, sampled with fixed seeds."""
     if task.prompt_variance == 0:
         return UNADJUSTED
     return _sampled_batches(task.prompt_pmf.tobytes(), threshold, level)
@@ -266,13 +266,13 @@ class PhaseLoads:
         return np.column_stack([self.seqs, self.kv_tokens, self.seqs_variance, self.kv_variance])
 
 
-def phase_loads(task: TaskLengths, steps: int, encode_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
+def phase_loads(task: TaskLengths, steps: int, prefill_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
     """Return the steady-state loads of phases of ``steps`` (N_D) decode iterations, at most the longest output.
 
     With ``paper`` completions follow ExeGPT's formula; the variances are those of renewal theory either way.
     """
     require_steps(task, steps)
-    alive, age = _by_iteration(task, steps, encode_output_tokens)
+    alive, age = _by_iteration(task, steps, prefill_output_tokens)
     seqs, prompt = alive.sum(axis=0), task.mean_prompt_tokens
     context = prompt + age
     kv_tokens = (alive * context).sum(axis=0)
@@ -280,24 +280,24 @@ def phase_loads(task: TaskLengths, steps: int, encode_output_tokens: int = 1, *,
     kv_variance = (alive * square - (alive * context) ** 2).sum(axis=0)
     if paper:
         tokens_per_seq = kv_tokens.sum() / seqs.sum() if seqs.any() else prompt
-        completions = paper_completions(task, steps, encode_output_tokens)
+        completions = paper_completions(task, steps, prefill_output_tokens)
         seqs = np.zeros(steps)
         if total := completions.sum():
-            entering = float(task.decode_survival(encode_output_tokens)[:1].sum())
+            entering = float(task.decode_survival(prefill_output_tokens)[:1].sum())
             before = np.concatenate([[0.0], np.cumsum(completions)[:-1]])
             seqs = np.asarray(entering / total * (1 - before))
         kv_tokens = seqs * tokens_per_seq
     return PhaseLoads(seqs, kv_tokens, (alive * (1 - alive)).sum(axis=0), np.maximum(kv_variance, 0.0))
 
 
-def paper_completions(task: TaskLengths, steps: int, encode_output_tokens: int = 0) -> Floats:
+def paper_completions(task: TaskLengths, steps: int, prefill_output_tokens: int = 0) -> Floats:
     """Return [N_D] ExeGPT's P_D(U): the share of the decode batch that completes at each iteration U of a phase.
 
     ``P_D(U | n)`` is 1 at ``U = n`` for ``n <= N_D``, else ``1 / ceil(n / N_D)`` at ``U = 1 + (n - 1) mod N_D``.
     Requests that need no decode iteration are excluded.
     """
     require_steps(task, steps)
-    needs = task.output_pmf[1 + encode_output_tokens :]
+    needs = task.output_pmf[1 + prefill_output_tokens :]
     if not needs.any():
         return np.zeros(steps)
     n = np.arange(1, len(needs) + 1)
@@ -319,9 +319,9 @@ def require_steps(task: TaskLengths, steps: int) -> None:
         )
 
 
-def _by_iteration(task: TaskLengths, steps: int, encode_output_tokens: int) -> tuple[Floats, Floats]:
+def _by_iteration(task: TaskLengths, steps: int, prefill_output_tokens: int) -> tuple[Floats, Floats]:
     """Return [phases since admission, N_D] shares of requests alive, and the iteration of its own each is at."""
-    alive = task.decode_survival(encode_output_tokens)
+    alive = task.decode_survival(prefill_output_tokens)
     phases = max(1, -(-len(alive) // steps))
     padded = np.zeros(phases * steps)
     padded[: len(alive)] = alive

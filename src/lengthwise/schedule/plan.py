@@ -33,7 +33,7 @@ from lengthwise.schema.schedule import (
 )
 from lengthwise.schema.workload import Floats
 
-Kind = Literal["encode", "decode"]
+Kind = Literal["prefill", "decode"]
 Progress = Callable[[int, int], None]
 """Callback with the number of simulated configurations, and their total, or 0 if that is unknown."""
 
@@ -102,21 +102,21 @@ class Visit:
 class Explanation:
     """Stages and times of one schedule; without stages and times where no layout is possible.
 
-    ``encode_s`` is [encoding stages] the seconds of an encode visit (RRA's timeline has shorter and longer ones),
-    ``decode_s`` [N_D, decoding stages] of a decode visit at each iteration. ``timeline`` has the visits of a part of
+    ``prefill_s`` is [prefill stages] the seconds of a prefill visit (RRA's timeline has shorter and longer ones),
+    ``decode_s`` [N_D, decode stages] of a decode visit at each iteration. ``timeline`` has the visits of a part of
     the steady state, from 0 s on; WAA: stages in the order of the layout.
     """
 
     controls: Controls
     estimates: Estimates
     layout: Layout
-    encode_s: Floats
+    prefill_s: Floats
     decode_s: Floats
     timeline: tuple[Visit, ...]
 
 
 def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explanation:
-    """Return one schedule in detail, with a timeline of some rounds (WAA: encodings); raises as ``estimate`` does."""
+    """Return one schedule in detail, with a timeline of some rounds (WAA: prefills); raises as ``estimate`` does."""
     estimates = estimator.estimate([controls])
     if estimates.reason[0] in (Reason.GROUPS, Reason.LAYERS):
         return Explanation(controls, estimates, Layout(()), np.zeros(0), np.zeros((0, 0)), ())
@@ -127,42 +127,42 @@ def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explan
 def _explain_rra(setting: Setting, controls: Controls, estimates: Estimates, rounds: int) -> Explanation:
     layout = rra_layout(setting.model.layers, setting.cluster.gpus, controls.tp, controls.tp_groups)
     parts = int(estimates.micro_batches[0])
-    encoding = min(parts, controls.prefill_batch)
-    new = controls.prefill_batch * float(setting.batches.size_factor(np.array(controls.prefill_batch / encoding)))
-    encode_s = setting.stage_visits_s(layout.encode, new / encoding, encode=True)
+    prefill_parts = min(parts, controls.prefill_batch)
+    new = controls.prefill_batch * float(setting.batches.size_factor(np.array(controls.prefill_batch / prefill_parts)))
+    prefill_s = setting.stage_visits_s(layout.prefill, new / prefill_parts, prefill=True)
     decode_s = _phase_s(setting, layout.decode, controls.decode_steps, new, parts)
-    spread = float(estimates.encode_range[0]) * encoding**0.5 / setting.z if setting.z else 0.0
-    scale = np.maximum(1.0 + spread * normal_scores(encoding)[encoding], 0.0)
-    scale *= [part_factor(new, encoding, job) for job in range(encoding)]
-    all_visits = round_visits(encode_s, decode_s, parts, WARM_UP_ROUNDS + rounds, scale)
+    spread = float(estimates.prefill_range[0]) * prefill_parts**0.5 / setting.z if setting.z else 0.0
+    scale = np.maximum(1.0 + spread * normal_scores(prefill_parts)[prefill_parts], 0.0)
+    scale *= [part_factor(new, prefill_parts, job) for job in range(prefill_parts)]
+    all_visits = round_visits(prefill_s, decode_s, parts, WARM_UP_ROUNDS + rounds, scale)
     visits = all_visits[WARM_UP_ROUNDS * (len(all_visits) // (WARM_UP_ROUNDS + rounds)) :]
     start_s = min(visit.start_s for visit in visits)
     timeline = tuple(replace(v, start_s=v.start_s - start_s, end_s=v.end_s - start_s) for v in visits)
-    return Explanation(controls, estimates, layout, encode_s, decode_s, timeline)
+    return Explanation(controls, estimates, layout, prefill_s, decode_s, timeline)
 
 
 def _explain_waa(setting: Setting, controls: Controls, estimates: Estimates, rounds: int) -> Explanation:
-    encode_gpus = int(estimates.encode_gpus[0])
-    layout = waa_layout(setting.model.layers, setting.cluster.gpus, encode_gpus, controls.tp, controls.tp_groups)
+    prefill_gpus = int(estimates.prefill_gpus[0])
+    layout = waa_layout(setting.model.layers, setting.cluster.gpus, prefill_gpus, controls.tp, controls.tp_groups)
     parts, batch = int(estimates.micro_batches[0]), float(estimates.decode_batch[0])
     load, projected = setting.phase(1, renewal=True), projected_share(setting.model)
     context = load.kv_tokens[0] / load.seqs[0] if load.seqs[0] else 0.0
     new = controls.prefill_batch * float(setting.batches.size_factor(np.array(float(controls.prefill_batch))))
-    encode_s = setting.stage_visits_s(layout.encode, new, encode=True, share=1.0 - projected)
+    prefill_s = setting.stage_visits_s(layout.prefill, new, prefill=True, share=1.0 - projected)
     seqs = np.array([batch / parts])
     entering = batch / load.seqs[0] / parts * setting.task.mean_prompt_tokens if projected and batch else 0.0
     decode_s = setting.stage_visits_s(
-        layout.decode, seqs, seqs * context, encode=False, share=projected, more_tokens=entering
+        layout.decode, seqs, seqs * context, prefill=False, share=projected, more_tokens=entering
     ).T
     cycle_s, iteration_s = float(estimates.cycle_s[0]), float(estimates.decode_s[0])
     pace_s = cycle_s if setting.assumptions.lockstep else iteration_s
-    end_s, encode_stages = rounds * cycle_s, len(encode_s)
+    end_s, prefill_stages = rounds * cycle_s, len(prefill_s)
     turns = int(end_s / pace_s) + 2 if pace_s > 0 else 0
-    encodings = pipelined_visits(encode_s, cycle_s, 1, rounds + encode_stages, "encode")
+    prefills = pipelined_visits(prefill_s, cycle_s, 1, rounds + prefill_stages, "prefill")
     decodes = pipelined_visits(decode_s[0], pace_s, parts, turns, "decode")
-    both = encodings + [replace(visit, stage=visit.stage + encode_stages) for visit in decodes]
+    both = prefills + [replace(visit, stage=visit.stage + prefill_stages) for visit in decodes]
     timeline = tuple(visit for visit in both if visit.start_s < end_s)
-    return Explanation(controls, estimates, layout, encode_s, decode_s, timeline)
+    return Explanation(controls, estimates, layout, prefill_s, decode_s, timeline)
 
 
 def _phase_s(setting: Setting, stages: tuple[Stage, ...], steps: int, new: float, parts: int) -> Floats:
@@ -170,14 +170,14 @@ def _phase_s(setting: Setting, stages: tuple[Stage, ...], steps: int, new: float
     load, uneven, new = setting.phase(steps), part_factor(new, parts, parts - 1), new / parts
     present, factor = np.array([presence(seqs, max(new, 1.0), False) for seqs in (new * load.seqs).tolist()]).T
     seqs, kv_tokens = new * load.seqs * factor, new * load.kv_tokens * factor
-    visit_s = setting.stage_visits_s(stages, seqs, kv_tokens, encode=False).T
+    visit_s = setting.stage_visits_s(stages, seqs, kv_tokens, prefill=False).T
     score = float(normal_scores(parts)[parts, -1])
     with np.errstate(divide="ignore", invalid="ignore"):
         dispersion = np.nan_to_num(load.seqs_variance / load.seqs)
         larger = np.array([largest_excess(one, by, score) for one, by in zip(seqs, dispersion, strict=True)])
         larger += (uneven - 1.0) * seqs
         more_tokens = np.nan_to_num(kv_tokens * (1 + larger / seqs))
-        first_s = setting.stage_visits_s(stages, seqs + larger, more_tokens, encode=False)[0]
+        first_s = setting.stage_visits_s(stages, seqs + larger, more_tokens, prefill=False)[0]
         longest = np.nan_to_num(first_s / visit_s[:, 0], nan=1.0)
     rows = zip(present, longest, visit_s.max(axis=1), visit_s.sum(axis=1), strict=True)
     pace = [pace_factor(probability, parts, most, largest_s, total_s) for probability, most, largest_s, total_s in rows]
@@ -185,7 +185,7 @@ def _phase_s(setting: Setting, stages: tuple[Stage, ...], steps: int, new: float
 
 
 def round_visits(
-    encode_s: npt.ArrayLike, decode_s: npt.ArrayLike, micro_batches: int, rounds: int, scale: npt.ArrayLike = ()
+    prefill_s: npt.ArrayLike, decode_s: npt.ArrayLike, micro_batches: int, rounds: int, scale: npt.ArrayLike = ()
 ) -> list[Visit]:
     """Return every visit of ``rounds`` rounds of RRA, from an empty pipeline.
 
@@ -193,20 +193,20 @@ def round_visits(
     its last one has left the last stage. Stages serve iterations in order, and micro-batches in order within them.
 
     Args:
-        encode_s: [stages] seconds of an encode visit.
+        prefill_s: [stages] seconds of a prefill visit.
         decode_s: [N_D, stages] seconds of a decode visit at each iteration.
         micro_batches: Micro-batches in the pipeline.
-        rounds: Encodings, each with N_D decode iterations.
-        scale: Factor on ``encode_s`` of each micro-batch that encodes; empty: all encode, at a factor of 1.
+        rounds: Prefills, each with N_D decode iterations.
+        scale: Factor on ``prefill_s`` of each micro-batch that prefills; empty: all prefill, at a factor of 1.
     """
-    encode, decodes = np.asarray(encode_s, dtype=np.float64), np.asarray(decode_s, dtype=np.float64)
+    prefill, decodes = np.asarray(prefill_s, dtype=np.float64), np.asarray(decode_s, dtype=np.float64)
     scales = np.asarray(scale, dtype=np.float64)
     scales = scales if len(scales) else np.ones(micro_batches)
-    free_s, ready_s = [0.0] * len(encode), [0.0] * micro_batches
+    free_s, ready_s = [0.0] * len(prefill), [0.0] * micro_batches
     visits: list[Visit] = []
     for _ in range(rounds):
         for job in range(len(scales)):
-            visits += _pass_stages(encode * scales[job], free_s, ready_s, job, "encode")
+            visits += _pass_stages(prefill * scales[job], free_s, ready_s, job, "prefill")
         for visit_s in decodes:
             for job in range(micro_batches):
                 visits += _pass_stages(visit_s, free_s, ready_s, job, "decode")
@@ -218,7 +218,7 @@ def pipelined_visits(
 ) -> list[Visit]:
     """Return visits of ``turns`` turns of a pipeline that starts one at most every ``period_s`` (WAA).
 
-    Encodings wait for each other only at the stages; a micro-batch's decode waits for its previous one.
+    Prefills wait for each other only at the stages; a micro-batch's decode waits for its previous one.
     """
     seconds = np.asarray(visit_s, dtype=np.float64)
     free_s, ready_s = [0.0] * len(seconds), [0.0] * micro_batches
@@ -282,7 +282,7 @@ def build_plan(
     fronts = evaluated_fronts(planner, {strategy: [*known_s, bound_s] for strategy, known_s in searched_s.items()})
     static = static_batches(planner.estimator)
     explained = explain(planner.estimator, choice.controls)
-    stages = explained.layout.encode
+    stages = explained.layout.prefill
     if choice.controls.strategy is not Strategy.RRA:
         stages += explained.layout.decode
     visits = sorted(explained.timeline, key=lambda visit: (visit.start_s, visit.stage))[:MAX_BARS]
@@ -299,7 +299,7 @@ def build_plan(
         redeploy=redeployment(setting.model, setting.cluster, Strategy(choice.row.strategy)),
         timeline=Timeline(
             tuple(f"{place}: {_stage_label(stage)}" for place, stage in enumerate(stages, 1)),
-            tuple(TimelineBar(v.stage, v.start_s, v.end_s, v.kind == "encode", v.micro_batch) for v in visits),
+            tuple(TimelineBar(v.stage, v.start_s, v.end_s, v.kind == "prefill", v.micro_batch) for v in visits),
         ),
         others=other_systems(planner, bound_s, baselines, seed, progress),
         threshold=setting.assumptions.threshold,
@@ -308,6 +308,6 @@ def build_plan(
 
 
 def _stage_label(stage: Stage) -> str:
-    role = {"both": "", "encode": ", encodes", "decode": ", decodes"}[stage.role]
+    role = {"both": "", "prefill": ", prefills", "decode": ", decodes"}[stage.role]
     gpus = "1 GPU" if stage.tp == 1 else f"{stage.tp} GPUs"
     return f"{gpus}, {stage.layers} {'layer' if stage.layers == 1 else 'layers'}{role}"

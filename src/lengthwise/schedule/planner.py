@@ -1,7 +1,7 @@
 """The schedule of the highest throughput under a latency bound (ExeGPT, sections 5 and 7).
 
 Each strategy is searched at each tensor-parallel degree, and the result of one search bounds the next. As throughput is
-not quite monotone where there are few decode iterations between encodings, RRA's result is then improved by local
+not quite monotone where there are few decode iterations between prefills, RRA's result is then improved by local
 search (``refine``). The bound is for an output of ``Assumptions.level``. It applies to the latency with batches' work
 at the far end of its 99 % range, as in the paper ("We do consider this variance when determining control variables",
 section 7.9); with ``worst_case=False`` it applies to the expected latency.
@@ -186,7 +186,7 @@ class Planner:
             raise InputError("a choice needs a strategy and a tensor-parallel degree; one of them is missing")
         gpus = estimator.setting.cluster.gpus
         if gpus < 2 and Strategy.RRA not in strategies:
-            raise InputError("WAA needs at least 2 GPUs, one to encode and one to decode; there is 1. Use RRA.")
+            raise InputError("WAA needs at least 2 GPUs, one to prefill and one to decode; there is 1. Use RRA.")
         self.estimator, self.strategies, self.worst_case = estimator, tuple(strategies), worst_case
         self._degrees, self._tolerances, self._clock = tuple(degrees), tolerances or Tolerances(), clock
         self.spaces = [
@@ -351,10 +351,10 @@ def _nothing_meets(planner: Planner, results: Sequence[SpaceResult], bound_s: fl
     fastest = min(feasible, key=lambda one: one.result.fastest.latency_s)
     row, iterations = fastest.space.row(fastest.result.fastest.point), setting.iterations
     latency_s = row.latency_high_s if planner.worst_case else row.latency_s
-    decode_share = 1 - row.encode_s / latency_s
-    limit = f"Encoding its prompt takes {row.encode_s:.3g} s of it."
+    decode_share = 1 - row.prefill_s / latency_s
+    limit = f"The prefill of its prompt takes {row.prefill_s:.3g} s of it."
     if decode_share >= 1 / 2:
-        between = "" if row.decode_steps >= iterations else " and what is encoded between them"
+        between = "" if row.decode_steps >= iterations else " and what is prefilled between them"
         take = "takes" if iterations == 1 and not between else "take"
         limit = f"{_plural(iterations, 'decode iteration')}{between} {take} {100 * decode_share:.0f} % of it."
     level = "" if setting.assumptions.output_tokens is not None else f" (p{100 * setting.assumptions.level:g})"
@@ -404,14 +404,14 @@ def _min_weight_bytes(setting: Setting, spaces: Sequence[SearchSpace]) -> float:
     for space in (space for space in spaces if space.infeasible_reason == REASONS[Reason.WEIGHTS]):
         for groups in range(1, gpus // space.tp + 1) if space.tp > 1 else (0,):
             rra, tp = space.strategy is Strategy.RRA, space.tp
-            for encode in [gpus] if rra else splits(gpus, tp, groups).tolist():
+            for prefill in [gpus] if rra else splits(gpus, tp, groups).tolist():
                 try:
                     layout = (
-                        rra_layout(layers, gpus, tp, groups) if rra else waa_layout(layers, gpus, encode, tp, groups)
+                        rra_layout(layers, gpus, tp, groups) if rra else waa_layout(layers, gpus, prefill, tp, groups)
                     )
                 except InputError:  # more stages than layers
                     continue
-                memory, pipelines = setting.memory(layout.stages), {layout.encode, layout.decode}
+                memory, pipelines = setting.memory(layout.stages), {layout.prefill, layout.decode}
                 weights = [stage_bytes(memory, stages, none, None, none, none)[1] for stages in pipelines]
                 minimum = min(minimum, max(weights))
     return minimum

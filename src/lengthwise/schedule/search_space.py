@@ -9,19 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schedule.controls import CODES, ControlColumns, Controls, Strategy, rra_layout, splits
-from lengthwise.schedule.estimation import Estimates, Estimator, Reason, encode_gpus
+from lengthwise.schedule.estimation import Estimates, Estimator, Reason, choose_prefill_gpus
 from lengthwise.schedule.optimizer import Perf, Place, Variable
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Floats, Ints
 
 MAX_BATCH = 2**14
-"""Largest encode batch of a search."""
+"""Largest prefill batch of a search."""
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REASONS = {
     Reason.WEIGHTS: "its weights do not fit the GPUs",
     Reason.CACHE: "its weights leave no memory for even one request",
-    Reason.GROUPS: "no split into encoding and decoding GPUs has room for a group",
+    Reason.GROUPS: "no split into prefill and decode GPUs has room for a group",
     Reason.LAYERS: "it has more stages than the model has layers",
 }
 
@@ -30,15 +30,15 @@ class SearchSpace:
     """The schedules of a strategy at a degree, each estimated at most once.
 
     RRA has the variables (B_E, N_D, groups). A larger batch raises throughput and latency, more decode iterations
-    between encodings lower both; about groups nothing is assumed.
+    between prefills lower both; about groups nothing is assumed.
 
-    WAA has the variables (B_E, run). A larger batch may move GPUs between encoding and decoding, which breaks
+    WAA has the variables (B_E, run). A larger batch may move GPUs between prefill and decode, which breaks
     monotonicity; so batches are divided into runs with the same split, micro-batches and groups. Within a run a larger
     batch raises throughput and latency; about runs nothing is assumed. Places beyond the end of a run are infeasible,
     with the throughput of its end.
 
     There is at least one of the ``groups`` of ``tp`` GPUs (None: all that the GPUs have room for), unless ``tp`` is 1:
-    every GPU is a stage of its own. ``encode_gpus`` encode under WAA, as deployed; None: as the strategy splits them.
+    every GPU is a stage of its own. ``prefill_gpus`` prefill under WAA, as deployed; None: as the strategy splits them.
     ``variables`` are empty if no schedule is feasible, and ``infeasible_reason`` is why. Of ``size`` schedules
     ``evaluated`` were estimated so far.
     """
@@ -51,12 +51,12 @@ class SearchSpace:
         *,
         worst_case: bool,
         groups: tuple[int, ...] | None = None,
-        encode_gpus: int | None = None,
+        prefill_gpus: int | None = None,
         max_num_seqs: float = math.inf,
     ) -> None:
         self.strategy, self.tp = strategy, tp
         self._estimator, self._worst_case = estimator, worst_case
-        self._encode_gpus, self._max_num_seqs = encode_gpus, max_num_seqs
+        self._prefill_gpus, self._max_num_seqs = prefill_gpus, max_num_seqs
         self._known: dict[Place, tuple[float, float]] = {}
         self._runs = np.zeros((0, 4), dtype=np.int64)
         """[runs, 4] first batch, number of batches, micro-batches and groups of each run of WAA."""
@@ -143,7 +143,7 @@ class SearchSpace:
     def neighbors(self, point: Place) -> Ints:
         """Return [n, variables] RRA points near a point: decode batches of about its size at other phase lengths.
 
-        With few decode iterations between encodings throughput is least monotone, as micro-batches wait.
+        With few decode iterations between prefills throughput is least monotone, as micro-batches wait.
         """
         if self.strategy is not Strategy.RRA:
             return np.array([point], dtype=np.int64)
@@ -168,7 +168,7 @@ class SearchSpace:
         return points
 
     def _split(self, n: int) -> Ints | None:
-        return None if self._encode_gpus is None else np.full(n, self._encode_gpus, dtype=np.int64)
+        return None if self._prefill_gpus is None else np.full(n, self._prefill_gpus, dtype=np.int64)
 
     def _columns(self, batch: Ints, second: Ints, groups: Ints) -> ControlColumns:
         """Return control columns; ``second`` is N_D for RRA, the micro-batches for WAA."""
@@ -207,7 +207,7 @@ class SearchSpace:
         return tuple(m for m in MICRO_BATCHES if m < max(self._estimator.setting.cluster.gpus, 2))
 
     def _largest_batch(self, groups: tuple[int, ...]) -> int:
-        """Return the largest encode batch that fits in memory in some way, to 1/16; if none, 0 and set the reason."""
+        """Return the largest prefill batch that fits in memory in some way, to 1/16; if none, 0 and set the reason."""
         powers = 2 ** np.arange(MAX_BATCH.bit_length())
         fits = np.flatnonzero(self._fits(powers, groups))
         if not len(fits):
@@ -234,11 +234,11 @@ class SearchSpace:
 
     def _runs_of_one_split(self, groups: tuple[int, ...], max_batch: int) -> Ints:
         """Return ``_runs``: every run of batches that WAA splits alike; a single one if the split is fixed."""
-        if self._encode_gpus is not None:
+        if self._prefill_gpus is not None:
             return np.array([(1, max_batch, micro, group) for group in groups for micro in self._micro_batches()])
         grid = np.meshgrid(groups, self._micro_batches(), np.arange(1, max_batch + 1), indexing="ij")
         group, micro, batch = (axis.ravel() for axis in grid)
-        split = encode_gpus(self._estimator.setting, self._columns(batch, micro, group), np.arange(len(batch)))
+        split = choose_prefill_gpus(self._estimator.setting, self._columns(batch, micro, group), np.arange(len(batch)))
         starts = np.flatnonzero((batch == 1) | (np.diff(split, prepend=0) != 0))
         lengths = np.diff(np.append(starts, len(batch)))
         return np.column_stack([batch[starts], lengths, micro[starts], group[starts]])

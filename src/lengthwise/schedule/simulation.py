@@ -274,11 +274,11 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
     """Return a schedule on the estimator's cluster as a deployment for a saturated queue.
 
     RRA is one replica with phases; its memory is checked by the estimate and unlimited here. WAA is disaggregated: a
-    replica that encodes, with room for ``resident_batches``, and one that decodes, with slots for the decode batch.
+    replica that prefills, with room for ``resident_batches``, and one that decodes, with slots for the decode batch.
     ``threshold`` is that of dynamic adjustment; None: no adjustment.
 
     Raises:
-        InputError: The schedule is infeasible, or is WAA of an encoder-decoder, whose decoding GPUs project prompts,
+        InputError: The schedule is infeasible, or is WAA of an encoder-decoder, whose decode GPUs project prompts,
             which the engine does not model.
     """
     expected, setting = estimator.estimate([controls]), estimator.setting
@@ -300,32 +300,32 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
         return _pipeline_deployment(setting, layout.stages, limits, batching)
     if setting.model.encoder_layers:
         raise InputError(
-            "WAA of an encoder-decoder cannot be simulated: its decoding GPUs project prompts, which the engine's do "
+            "WAA of an encoder-decoder cannot be simulated: its decode GPUs project prompts, which the engine's do "
             f"not; {setting.model.name} is one"
         )
-    layout = waa_layout(layers, gpus, int(expected.encode_gpus[0]), controls.tp, controls.tp_groups)
-    batches = resident_batches(setting.model, len(layout.encode))
-    # Blocks of the encoded batches at the level, half of each request's last one empty; at least one longest request.
+    layout = waa_layout(layers, gpus, int(expected.prefill_gpus[0]), controls.tp, controls.tp_groups)
+    batches = resident_batches(setting.model, len(layout.prefill))
+    # Blocks of the prefilled batches at the level, half of each request's last one empty; at least one longest request.
     seqs = float(batches * controls.prefill_batch)
     tokens = float(setting.prompt_tokens_high(np.array([seqs]))[0]) + seqs * BLOCK_TOKENS / 2
     blocks = max(math.ceil(tokens / BLOCK_TOKENS), max_request_blocks(setting))
-    encoding = _policy("encode", prefill_batch=controls.prefill_batch, **adjustment)
-    encode_limits = replace(limits, max_in_flight=batches - 1)
-    prefill = _pipeline_deployment(setting, layout.encode, encode_limits, encoding, blocks)
+    batching = _policy("prefill", prefill_batch=controls.prefill_batch, **adjustment)
+    prefill_limits = replace(limits, max_in_flight=batches - 1)
+    prefill = _pipeline_deployment(setting, layout.prefill, prefill_limits, batching, blocks)
     decode_limits = replace(
         limits, max_num_seqs=_decode_slots(setting, controls), max_in_flight=int(expected.micro_batches[0])
     )
     decode = _pipeline_deployment(setting, layout.decode, decode_limits, "even")
     memory = setting.memory(layout.stages)
-    token_bytes = sum(cache_bytes_per_token(memory, stages) for stages in (layout.encode, layout.decode))
+    token_bytes = sum(cache_bytes_per_token(memory, stages) for stages in (layout.prefill, layout.decode))
     return disaggregate(prefill, decode, KVTransfer(0.0, token_bytes, HOST_LINK_BYTES_PER_S))
 
 
 def concurrency_limit(estimator: Estimator, controls: Controls) -> int | None:
     """Return the requests in the system at a time; None: unlimited, as phases admit requests themselves (RRA).
 
-    WAA's encoding would run ahead of its decoding as far as memory allows, and encoded requests would wait for a slot.
-    The limit is the slots, the requests in encoding and transfer, and two more batches.
+    WAA's prefills would run ahead of its decodes as far as memory allows, and prefilled requests would wait for a slot.
+    The limit is the slots, the requests in prefill and transfer, and two more batches.
     """
     if controls.strategy is Strategy.RRA:
         return None

@@ -125,7 +125,7 @@ def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, 
 def projected_share(model: ModelSpec) -> float:
     """Return the share of a layer's products over a prompt that project cross-attention keys and values, else 0.
 
-    In the tables one layer stands for an encoder layer and these projections. Under WAA the decoding GPUs receive the
+    In the tables one layer stands for an encoder layer and these projections. Under WAA the decode GPUs receive the
     encoder's output and project it.
     """
     if not model.encoder_layers:
@@ -142,22 +142,22 @@ def visits_s(
     kv_tokens: npt.ArrayLike,
     stage: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
     *,
-    encode: bool,
+    prefill: bool,
     share: float = 1.0,
     more_tokens: npt.ArrayLike = 0.0,
 ) -> Floats:
     """Return [n] seconds of visits of a ``stage``: (layers, first, last); the column arguments are broadcast.
 
-    An encoding is of ``seqs`` prompts (its attention is the mean over the task's prompts, not that of a mean prompt), a
+    A prefill is of ``seqs`` prompts (its attention is the mean over the task's prompts, not that of a mean prompt), a
     decode of one token of ``seqs`` sequences with ``kv_tokens`` in the cache. The ``first`` stage embeds, and waits for
     the host; the ``last`` one samples, the others send on. ``share`` is that of a layer's matrix products: of an
-    encoding, or over ``more_tokens``, newly encoded tokens that a decode projects on top.
+    prefill, or over ``more_tokens`` of newly prefilled prompts that a decode projects on top.
     """
     columns = (seqs, kv_tokens, *stage, more_tokens)
     given = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in columns))
     out = np.empty(given[0].shape)
     flat = [np.array(column, dtype=np.float64).reshape(-1) for column in given]
-    compiled("visits")(tables, *flat, encode, share, out.reshape(-1))
+    compiled("visits")(tables, *flat, prefill, share, out.reshape(-1))
     return out
 
 
@@ -185,8 +185,8 @@ class StageMemory:
         """Return the weights of a stage; of an encoder-decoder a WAA stage holds only the stack it runs."""
         layer_bytes = self.layer_bytes + self.encoder_bytes
         if self.encoder_bytes and role != "both":
-            layer_bytes = self.encoder_bytes if role == "encode" else self.layer_bytes
-        head = last and not (self.encoder_bytes and role == "encode") and not (self.tied and first)
+            layer_bytes = self.encoder_bytes if role == "prefill" else self.layer_bytes
+        head = last and not (self.encoder_bytes and role == "prefill") and not (self.tied and first)
         return layers * layer_bytes + first * self.embedding_bytes + head * self.head_bytes
 
 
@@ -294,7 +294,7 @@ class Setting:
 
     @cached_property
     def batches(self) -> AdjustedBatches:
-        """Return the encode batches under dynamic adjustment."""
+        """Return the prefill batches under dynamic adjustment."""
         threshold = self.assumptions.threshold
         return UNADJUSTED if threshold is None else adjusted_batches(self.task, threshold, self.assumptions.level)
 
@@ -307,7 +307,7 @@ class Setting:
     @cached_property
     def iterations(self) -> int:
         """Return the decode iterations of a request with ``bound_tokens``."""
-        return max(self.bound_tokens - self.assumptions.encode_output_tokens, 0)
+        return max(self.bound_tokens - self.assumptions.prefill_output_tokens, 0)
 
     @cached_property
     def available_bytes(self) -> float:
@@ -334,7 +334,7 @@ class Setting:
         paper = self.assumptions.paper_completions and not renewal
         key = steps, paper
         if key not in self._phases:
-            self._phases[key] = phase_loads(self.task, steps, self.assumptions.encode_output_tokens, paper=paper)
+            self._phases[key] = phase_loads(self.task, steps, self.assumptions.prefill_output_tokens, paper=paper)
         return self._phases[key]
 
     def prompt_tokens_high(self, seqs: Floats) -> Floats:
@@ -348,7 +348,7 @@ class Setting:
         seqs: npt.ArrayLike,
         kv_tokens: npt.ArrayLike = 0.0,
         *,
-        encode: bool,
+        prefill: bool,
         share: float = 1.0,
         more_tokens: float = 0.0,
     ) -> Floats:
@@ -360,7 +360,7 @@ class Setting:
                 seqs,
                 kv_tokens,
                 (stage.layers, place == 0, place == last),
-                encode=encode,
+                prefill=prefill,
                 share=share,
                 more_tokens=more_tokens,
             )

@@ -30,12 +30,12 @@ class ScheduleRow:
     micro_batches: int
     tp: int
     tp_groups: int  # groups of ``tp`` GPUs that are one stage each; every other GPU is a stage of its own
-    encode_gpus: int
+    prefill_gpus: int
     throughput_rps: float
     latency_s: float
     latency_high_s: float
     cycle_s: float
-    encode_s: float
+    prefill_s: float
     decode_s: float
     decode_batch: float  # mean sequences per decode iteration, B_D
     memory_share: float
@@ -63,7 +63,7 @@ class ScheduleRow:
             parts.append(f"N_D = {self.decode_steps}")
         if self.strategy.startswith("waa"):
             parts.append(f"B_m = {self.micro_batches}")
-            parts.append(f"{self.encode_gpus} {'GPU encodes' if self.encode_gpus == 1 else 'GPUs encode'}")
+            parts.append(f"{self.prefill_gpus} {'GPU prefills' if self.prefill_gpus == 1 else 'GPUs prefill'}")
         if self.tp_groups:
             parts.append(f"{self.tp_groups} x TP {self.tp}")
         return ", ".join(parts)
@@ -242,7 +242,7 @@ class TimelineBar:
     stage: int
     start_s: float
     end_s: float
-    encodes: bool
+    is_prefill: bool
     micro_batch: int
 
 

@@ -220,7 +220,7 @@ def _metadata(scenario: Scenario, requested: Question) -> dict[str, str]:
         case = "worst case" if section.worst_case else "expected"
         bound = f"{section.latency_bound:g} s for {outputs}, {case}"
     if section.threshold is not None:
-        bound += f"; encodings resized within {100 * section.threshold:g} %"
+        bound += f"; prefills resized within {100 * section.threshold:g} %"
     lengths = (
         f"{task.name or 'lengths'}: prompts {task.mean_prompt_tokens:.0f}, outputs {task.mean_output_tokens:.0f} "
         f"tokens in the mean, p{100 * section.level:g} {task.output_quantile(section.level):,}"

@@ -31,14 +31,14 @@ _SPLIT_STEPS = (
     "2. `lengthwise serve gateway.toml` admits as many requests as the schedule has in flight, at port 8080."
 )
 _SPLIT_LIMITS = (
-    "The batch that encodes: vLLM takes at most B_E prompts and starts with the waiting ones, B_E or not.",
-    "Stages of two tensor-parallel degrees, and several stages on the decoding side. Each side is one stage.",
-    "Micro-batches (B_m): its decoding engine has one batch.",
+    "The batch of a prefill: vLLM takes at most B_E prompts and starts with the waiting ones, B_E or not.",
+    "Stages of two tensor-parallel degrees, and several stages on the decode side. Each side is one stage.",
+    "Micro-batches (B_m): its decode engine has one batch.",
     "The KV transfer through host memory at the planned pace: it goes from GPU to GPU, which is no slower.",
-    "One decode iteration for each encoding: the sides do not wait for each other.",
+    "One decode iteration for each prefill: the sides do not wait for each other.",
 )
 _NOT_RESIZED = (
-    "Batches within the threshold of their mean: vLLM does not resize encodings, so the latency may exceed the worst "
+    "Batches within the threshold of their mean: vLLM does not resize prefills, so the latency may exceed the worst "
     "case above, which assumes the threshold."
 )
 _PLUGIN_REQUIREMENTS = (
@@ -136,7 +136,7 @@ def _engines(
         return engine.deploy(model, gpu, node=scenario.deployment.node, tp=cut.tp, pp=cut.stages, limits=limits)
 
     if report.decode is not None:
-        prefill = deployed(report.encode, row.prefill_batch, step_tokens)
+        prefill = deployed(report.prefill, row.prefill_batch, step_tokens)
         decode = deployed(report.decode, math.ceil(row.decode_batch) + row.prefill_batch, MIN_STEP_TOKENS)
         in_flight = report.pipelines * split_in_flight(row)
         engines = backend.ScheduledEngines(row.words, prefill, decode, report.pipelines)
@@ -151,7 +151,7 @@ def _engines(
             plugin["prompt_tokens"] = max(1, round(phases.prefill_batch * task.mean_prompt_tokens))
             plugin["decode_batch"] = max(1, round(phases.decode_batch or phases.prefill_batch))
         plugin["record"] = "phases.jsonl"
-    single = deployed(report.encode, in_flight, step_tokens)
+    single = deployed(report.prefill, in_flight, step_tokens)
     return backend.ScheduledEngines(row.words, single, phases=plugin), _phases_gateway_toml(phases), in_flight
 
 
@@ -159,7 +159,7 @@ def _phases_gateway_toml(phases: Phases) -> str:
     threshold = ""
     if phases.threshold is not None:
         threshold = (
-            f"threshold = {phases.threshold:g}          # encodings are resized: prompts and decode batch stay within "
+            f"threshold = {phases.threshold:g}          # prefills are resized: prompts and decode batch stay within "
             "this share of their means\n"
         )
     return f"""# lengthwise serve gateway.toml: keeps the schedule in front of the engine, by the tokens of its streams.
@@ -184,7 +184,7 @@ port = {PORT}
 def _split_gateway_toml(in_flight: int) -> str:
     return f"""# lengthwise serve gateway.toml: admits as many requests as the schedule has in flight.
 [[engines]]
-url = "http://127.0.0.1:{backend.PORT}"      # the router, which sends each to a side that encodes and one that decodes
+url = "http://127.0.0.1:{backend.PORT}"      # the router, which sends each to a side that prefills and one that decodes
 kind = "openai"
 in_flight = {in_flight}
 probe = false
@@ -212,9 +212,9 @@ def runnable_text(plan: SchedulePlan, report: schedule.Runnable) -> str:
 
 def plugin_limitation(report: schedule.Runnable) -> str:
     """Return why a scheduler inside vLLM cannot keep the phases; "" if it can."""
-    if report.encode.stages > 1:
+    if report.prefill.stages > 1:
         return (
-            f"this schedule has {report.encode.stages} pipeline stages, with as many batches in flight, and the class "
+            f"this schedule has {report.prefill.stages} pipeline stages, with as many batches in flight, and the class "
             "of lengthwise runs in an engine of one stage"
         )
     return ""
@@ -263,7 +263,7 @@ def _expected(bound: LatencyBound, report: schedule.Runnable, spread: Spread | N
         ("the same when batches are heavy", f"{_three(row.latency_high_s)} s"),
         ("latency bound", f"{bound.limit_s:g} s" if bounded else "none"),
         ("requests that are decoded at a time", _three(row.decode_batch)),
-        ("an encoding", f"{_three(row.encode_s)} s"),
+        ("a prefill", f"{_three(row.prefill_s)} s"),
         ("a decode iteration", f"{_three(1e3 * row.decode_s)} ms"),
     ]
     table = "\n".join(["| | planned |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
@@ -280,7 +280,7 @@ def _expected(bound: LatencyBound, report: schedule.Runnable, spread: Spread | N
         )
     return (
         f"{table}\n\nEstimated, not measured, with the cost tables of scenario.toml. Latency counts from the start of "
-        f"a request's encoding, without the wait for it. {uncertainty}"
+        f"a request's prefill, without the wait for it. {uncertainty}"
     )
 
 
@@ -294,8 +294,8 @@ def phase_steps(limitation: str) -> str:
     if limitation:
         return steps + (
             f"\n\nA scheduler inside vLLM does not keep these phases: {limitation}. The gateway keeps them from "
-            "outside, by the tokens that it sees: vLLM may encode and decode in one step, and takes up new requests an "
-            "iteration or two after they are sent, which counts as part of N_D."
+            "outside, by the tokens that it sees: vLLM may prefill and decode in one step, and takes up new requests "
+            "an iteration or two after they are sent, which counts as part of N_D."
         )
     return steps + (
         "\n\nOr `sh vllm-phases.sh` instead of both: a scheduler inside vLLM keeps the phases, to the step. Do not put "

@@ -23,7 +23,7 @@ _REMEDY = (
     "give the scenario that it was made for, or plan this one anew (lengthwise schedule SCENARIO --json PLAN.json)"
 )
 _INFINITE_IF_NULL = {
-    "throughput_rps", "latency_s", "latency_high_s", "cycle_s", "encode_s", "decode_s", "memory_share",
+    "throughput_rps", "latency_s", "latency_high_s", "cycle_s", "prefill_s", "decode_s", "memory_share",
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def planned_run(scenario: Scenario, file: Path | None = None, *, threshold: floa
         phases = phases_of(row, task, planned_threshold if threshold is None else threshold)
     elif threshold is not None:
         raise InputError(
-            f"threshold must be left out: the schedule is {row.words}, and the engine that encodes forms its batches "
+            f"threshold must be left out: the schedule is {row.words}, and the engine that prefills forms its batches "
             "itself"
         )
     return PlannedRun(row, phases, bound, share_of(task, bound.tokens, bound.level), source)
@@ -94,7 +94,7 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
     """
     if is_split(row):
         raise InputError(
-            f"the schedule is {row.words}: some GPUs only encode, others only decode, which takes engines that "
+            f"the schedule is {row.words}: some GPUs only prefill, others only decode, which takes engines that "
             "split prefill and decode. `lengthwise schedule SCENARIO --deploy DIR` writes their commands, and with "
             "`--schedule DIR/PLAN.json` requests are played in front of their router; with --strategy rra phases are "
             "chosen, which engines keep as they are"

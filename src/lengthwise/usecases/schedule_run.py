@@ -98,7 +98,7 @@ def schedule_outcome(
     latency = quantile(served_s, planned.share)
     cycle_s = np.array([one.finished_s - one.started_s for one in steady])
     seen = (
-        ObservedNumber("encode batch, B_E", "", row.prefill_batch, *mean(_column(steady, "prefill_batch"))),
+        ObservedNumber("prefill batch, B_E", "", row.prefill_batch, *mean(_column(steady, "prefill_batch"))),
         ObservedNumber("decode iterations, N_D", "", row.decode_steps, *mean(_column(steady, "decode_steps"))),
         ObservedNumber("decode batch, B_D", "", row.decode_batch, *mean(_column(steady, "decode_batch"))),
         ObservedNumber("cycle", "s", row.cycle_s, *mean(cycle_s)),

@@ -33,7 +33,7 @@ class Logged(ContinuousBatch):
 
     @property
     def cycles(self):
-        """(prompts of an encoding, steps from it to the next one), but of the last."""
+        """(prompts of a prefill, steps from it to the next one), but of the last."""
         at = [n for n, (_, _, prompts) in enumerate(self.ran) if prompts]
         return [(self.ran[a][2], b - a) for a, b in itertools.pairwise(at)]
 

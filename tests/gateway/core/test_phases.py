@@ -34,7 +34,7 @@ def test_an_engine_sees_exactly_the_phases_of_the_schedule(prefill_batch, decode
 
 @pytest.mark.parametrize(("seed", "prompt_s"), [(0, 0.0), (1, 0.0), (2, 0.001), (3, 0.001)])
 def test_tokens_that_come_in_any_order_count_the_same(seed, prompt_s):
-    """Tokens of one iteration take up to a fifth of a step more, each as it comes; encodings are much longer."""
+    """Tokens of one iteration take up to a fifth of a step more, each as it comes; prefills are much longer."""
     world = PhaseWorld(schedule(4, 7), outputs(200, seed), loop=60, jitter_s=0.01, seed=seed, prompt_s=prompt_s).run()
     cycles = world.batches["w"].cycles[2:35]
     assert set(cycles) == {(4, 7)}
@@ -60,7 +60,7 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     made = phased(schedule(2, 3))
     for number in range(3):
         made.offer(0.0, request(number, 0.0))
-    assert sent(made.schedule(0.0)) == [0, 1], "nothing runs: an encoding begins"
+    assert sent(made.schedule(0.0)) == [0, 1], "nothing runs: a prefill begins"
     for number in range(2):
         made.on_progress(0.1, number, 1)
     assert sent(made.schedule(0.1)) == []
@@ -72,7 +72,7 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     assert (phase.cause, phase.prefill_batch, phase.left_batch) == ("idle", 2, 0)
 
 
-def test_who_comes_while_nobody_has_spoken_joins_the_encoding():
+def test_who_comes_while_nobody_has_spoken_joins_the_prefill():
     made = phased(schedule(3, 4))
     made.offer(0.0, request(1, 0.0))
     assert sent(made.schedule(0.0)) == [1]
@@ -80,7 +80,7 @@ def test_who_comes_while_nobody_has_spoken_joins_the_encoding():
     assert sent(made.schedule(0.01)) == [2]
     made.on_progress(0.02, 1, 1)
     made.offer(0.03, request(3, 0.03))
-    assert sent(made.schedule(0.03)) == [], "its first token ends an encoding"
+    assert sent(made.schedule(0.03)) == [], "its first token ends a prefill"
 
 
 def test_within_a_phase_the_order_is_the_ranks():
@@ -192,7 +192,7 @@ def jobs_of(prompts, tokens=15):
     return [Job(tokens, prompt_tokens=int(one)) for one in prompts]
 
 
-def test_prompts_of_an_encoding_stay_near_their_mean():
+def test_prompts_of_a_prefill_stay_near_their_mean():
     dice = np.random.default_rng(3)
     prompts = np.clip(dice.gamma(1.0, 200.0, 300), 1, 2000)
     mean, threshold = float(prompts.mean()), 0.15
@@ -232,7 +232,7 @@ def test_a_small_decode_batch_gets_more_and_a_large_one_fewer():
     st.integers(1, 12), st.integers(0, 60), st.lists(st.integers(1, 400), min_size=1, max_size=40),
     st.sampled_from([None, 0.0, 0.1, 0.5]),
 )  # fmt: skip
-def test_an_encoding_takes_what_the_simulators_batching_takes(prefill_batch, decodes, prompts, threshold):
+def test_a_prefill_takes_what_the_simulators_batching_takes(prefill_batch, decodes, prompts, threshold):
     """The rule of section 5.2, written again from its words."""
     mean, decode_batch = 100.0, 30.0
     sizing = PrefillBatchSize(Phases(prefill_batch, 5, decode_batch, mean, threshold))

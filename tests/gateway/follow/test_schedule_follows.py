@@ -112,7 +112,7 @@ def test_no_more_is_planned_than_engines_have_seats(small, jumped):
 
 
 @pytest.mark.slow
-def test_means_that_encodings_are_resized_to_follow_a_schedule_that_is_left():
+def test_means_that_prefills_are_resized_to_follow_a_schedule_that_is_left():
     asked, planned = planned_small("schedule.latency_bound='20s'", "schedule.threshold=0.2")
     follower = follow_small(asked, planned, min_gain=1e6)
     some = jobs((BEFORE, 2, 16), (300, 2, 16))

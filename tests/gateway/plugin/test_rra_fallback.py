@@ -130,7 +130,7 @@ def test_a_scheduler_without_seats_is_found_when_it_is_made(vllm, caplog, monkey
 
 
 @pytest.mark.parametrize(
-    "where", ["before", "after", "on_output", "tracker.admits", "tracker.encoded", "tracker.decoded"]
+    "where", ["before", "after", "on_output", "tracker.admits", "tracker.prefilled", "tracker.decoded"]
 )
 @pytest.mark.parametrize("at", [1, 2, 7])
 def test_whatever_fails_is_said_once_and_the_engine_goes_on_by_its_own(vllm, caplog, monkeypatch, where, at):
@@ -187,5 +187,5 @@ def test_a_step_that_cannot_be_restricted_leaves_nobody_resting_and_all_seats():
     first = SimpleNamespace(next_decode_eligible_step=3)
     scheduler = SimpleNamespace(max_num_active_reqs=8, running=[first], num_waiting_for_streaming_input=0)
     with pytest.raises(AttributeError, match="frozen"):
-        StepRestriction(scheduler, encodes=True, admit=2, paused=[first, Stubborn()])
+        StepRestriction(scheduler, is_prefill=True, admit=2, paused=[first, Stubborn()])
     assert (first.next_decode_eligible_step, scheduler.max_num_active_reqs) == (3, 8)

@@ -84,7 +84,7 @@ def test_phases_are_those_of_the_simulator(budget, threshold):
     made = held(6, 9, world={"budget": budget}, **more)
     filled(made, lengths)
     made.run()
-    merged = []  # vLLM cuts an encoding into steps; the simulator's is one
+    merged = []  # vLLM cuts a prefill into steps; the simulator's is one
     for reads, decodes in made.log:
         if reads and merged and merged[-1][0]:
             continue
@@ -139,7 +139,7 @@ def test_short_of_seats_and_memory_with_aborts_every_token_comes_once(
     assert all(phase.admitted <= batch for phase in made.lengthwise.tracker.phases) or threshold is not None
 
 
-def test_seats_bound_the_batch_and_who_ends_is_refilled_at_the_next_encoding():
+def test_seats_bound_the_batch_and_who_ends_is_refilled_at_the_next_prefill():
     made = held(6, 4, world={"max_num_seqs": 8})
     filled(made, [(5, 10)] * 24)
     made.run()
@@ -156,10 +156,10 @@ def test_a_chunked_prompt_lets_nobody_decode_until_it_is_whole():
     made.run()
     assert made.log[:5] == [(1, 0), (1, 0), (1, 0), (2, 0), (1, 0)]
     assert made.log[5:8] == [(0, 2)] * 3
-    assert made.lengthwise.tracker.phases[0].encode_steps == 5
+    assert made.lengthwise.tracker.phases[0].prefill_steps == 5
 
 
-def test_a_request_that_comes_late_waits_for_the_next_encoding():
+def test_a_request_that_comes_late_waits_for_the_next_prefill():
     made = held(4, 6)
     filled(made, [(5, 30)])
     for _ in range(3):
@@ -215,8 +215,8 @@ def test_phases_are_recorded_a_line_each(tmp_path):
         "started_s": 1.0,
         "admitted": 3,
         "prompt_tokens": 21,
-        "encode_steps": 1,
-        "encode_s": 1.0,
+        "prefill_steps": 1,
+        "prefill_s": 1.0,
         "decode_steps": 4,
         "decode_batch": 3,
         "decode_seqs": 12,

@@ -35,7 +35,7 @@ class EngineState:
 class Phase:
     """Prefill phase and the decode iterations after it; ``started_s`` is on the engine's monotonic clock.
 
-    ``prompt_tokens`` excludes the prefix cache. ``encode_s`` ends at the first decode iteration, ``decode_batch``
+    ``prompt_tokens`` excludes the prefix cache. ``prefill_s`` ends at the first decode iteration, ``decode_batch``
     counts its sequences and ``decode_seqs`` those of all.
     """
 
@@ -43,8 +43,8 @@ class Phase:
     started_s: float
     admitted: int = 0
     prompt_tokens: int = 0
-    encode_steps: int = 0
-    encode_s: float = 0.0
+    prefill_steps: int = 0
+    prefill_s: float = 0.0
     decode_steps: int = 0
     decode_batch: int = 0
     decode_seqs: int = 0
@@ -62,7 +62,7 @@ class PhaseTracker:
         self._parameters = {f"parameter_{k}": value for k, value in enumerate(policy.all_parameters)}
         self.phases: deque[Phase] = deque(maxlen=_MAX_PHASES)
         self.current: Phase | None = None
-        self._is_encoding, self._remaining, self._empty_steps, self._number = False, 0, 0, 0
+        self._is_prefilling, self._remaining, self._empty_steps, self._number = False, 0, 0, 0
 
     @property
     def blocked(self) -> bool:
@@ -72,33 +72,33 @@ class PhaseTracker:
     def admits(self, state: EngineState, tokens: Iterable[int] = ()) -> int | None:
         """Return how many requests, of so many ``tokens`` each, a prefill step may admit; None: the step decodes."""
         if self.blocked:  # continue as if nothing ran: what the phase waits for does not come
-            self._is_encoding, state = False, replace(state, decodes=0, partial=0)
-        if self._is_encoding:
+            self._is_prefilling, state = False, replace(state, decodes=0, partial=0)
+        if self._is_prefilling:
             self._remaining = min(self._remaining, state.waiting)
             if state.partial or min(self._remaining, state.max_num_seqs) > 0:
                 return self._remaining
-            self._is_encoding = False
+            self._is_prefilling = False
         starts, count = self._new_phase(state, tokens)
         if starts and (count or state.decodes):
             self._start()
         if count == 0 and (state.decodes or not state.partial):
             phase = self.current or self._start()
             if phase.decode_steps == 0:  # the first decode step ends the prefill phase
-                phase.encode_s = self._clock() - phase.started_s
+                phase.prefill_s = self._clock() - phase.started_s
             return None
-        self._is_encoding, self._remaining = True, count
+        self._is_prefilling, self._remaining = True, count
         return count
 
-    def encoded(self, requests: list[str], tokens: int) -> None:
+    def prefilled(self, requests: list[str], tokens: int) -> None:
         """Record a prefill step: its admissions and computed tokens (0: no request can be admitted)."""
         phase = self.current or self._start()
         self._empty_steps = 0 if tokens else self._empty_steps + 1
-        self._is_encoding = tokens > 0
+        self._is_prefilling = tokens > 0
         self._remaining = max(0, self._remaining - len(requests))
         phase.requests += requests
         phase.admitted += len(requests)
         phase.prompt_tokens += tokens
-        phase.encode_steps += tokens > 0
+        phase.prefill_steps += tokens > 0
 
     def decoded(self, sequences: int) -> None:
         """Record a decode step."""
@@ -112,10 +112,10 @@ class PhaseTracker:
     def end(self) -> None:
         """End the running phase; an empty one is dropped."""
         phase, self.current = self.current, None
-        if phase is not None and not (phase.admitted or phase.encode_steps or phase.decode_steps):
+        if phase is not None and not (phase.admitted or phase.prefill_steps or phase.decode_steps):
             self._number -= 1
         elif phase is not None:
-            phase.decode_s = self._clock() - phase.started_s - phase.encode_s
+            phase.decode_s = self._clock() - phase.started_s - phase.prefill_s
             self.phases.append(phase)
             self._on_phase(phase)
 
@@ -161,8 +161,8 @@ NEVER = 1 << 62  # a step number that no engine reaches
 class StepRestriction:
     """Restrict one step to ``admit`` admissions without paused requests, by vLLM's rule for decodes not due yet."""
 
-    def __init__(self, scheduler: Any, *, encodes: bool, admit: int, paused: list[Any]) -> None:
-        self.encodes = encodes
+    def __init__(self, scheduler: Any, *, is_prefill: bool, admit: int, paused: list[Any]) -> None:
+        self.is_prefill = is_prefill
         self._max_num_seqs = scheduler.max_num_active_reqs
         self._eligible_steps = [(request, request.next_decode_eligible_step) for request in paused]
         taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
@@ -202,14 +202,14 @@ class PhaseHooks:
         state = EngineState(len(decodes), len(partial), sum(map(len, queues)), max(0, available))
         admit = self.tracker.admits(state, (request.num_tokens for request in itertools.chain(*queues)))
         paused = [] if self.tracker.blocked else partial if admit is None else decodes
-        return StepRestriction(scheduler, encodes=admit is not None, admit=admit or 0, paused=paused)
+        return StepRestriction(scheduler, is_prefill=admit is not None, admit=admit or 0, paused=paused)
 
     def after(self, restriction: StepRestriction, output: Any) -> None:
         """Record the step."""
-        if restriction.encodes:
+        if restriction.is_prefill:
             admitted = [new.req_id for new in output.scheduled_new_reqs]
             admitted += sorted(output.scheduled_cached_reqs.resumed_req_ids)
-            self.tracker.encoded(admitted, output.total_num_scheduled_tokens)
+            self.tracker.prefilled(admitted, output.total_num_scheduled_tokens)
         else:
             self.tracker.decoded(len(output.num_scheduled_tokens))
 

@@ -1,4 +1,4 @@
-"""When encodings began in the event engine."""
+"""When prefills began in the event engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from lengthwise.engine.step_time import CostReader
 
 
-def encodings_begin_s(requests, cost):
+def prefills_begin_s(requests, cost):
     """When each request's batch came into the first stage; it was formed before if others were in the pipeline."""
     formed_s, batch = np.unique(requests.scheduled_s, return_inverse=True)
     order = np.argsort(batch, kind="stable")
