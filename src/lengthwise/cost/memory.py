@@ -49,9 +49,9 @@ class Shard:
 
     @property
     def kv_bytes(self) -> float:
-        """Return bytes of one token's cache in one layer on this GPU; every GPU holds an MLA latent."""
+        """Return bytes of one token's cache in one caching layer on this GPU; every GPU holds an MLA latent."""
         attention = self.model.attention
-        layer = catalog.kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
+        layer = catalog.kv_bytes_per_token(self.model, self.kv_dtype) / self.model.caching_layers
         return layer if attention.is_mla else layer * self.kv_heads / attention.kv_heads
 
     @property
@@ -174,9 +174,12 @@ def _plan_vllm(
     wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
     activation = limits.max_num_batched_tokens * (3 * wide / parallel.tp + 3 * model.hidden) * 2.0
     activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
+    states = catalog.state_bytes_per_sequence(model) * max(shard.layers) / model.layers / parallel.tp
+    activation += limits.max_num_seqs * states  # of linear attention
     reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.tp * parallel.pp, NCCL_BYTES_MORE)
     usable = gpu.memory_bytes * limits.gpu_memory_utilization - reserve
-    per_block = np.array(shard.layers) * shard.kv_bytes * limits.block_size
+    caching = model.caching_layers / model.layers
+    per_block = np.array(shard.layers) * caching * shard.kv_bytes * limits.block_size
     blocks = np.floor((usable - weights - activation) / per_block)
     fullest = int(np.argmin(blocks))
     return KvPlan(
