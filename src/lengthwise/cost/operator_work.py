@@ -127,6 +127,7 @@ PROFILE_OPERATORS: dict[str, tuple[tuple[str, float], ...]] = {
     "post-attention norm": (("norms", 0.5),),
     "residual add": (("norms", 0.375),),
     "fused moe": (("experts up", 1.0), ("expert activation", 1.0), ("experts down", 1.0)),
+    "moe block": (("router", 1.0), ("experts up", 1.0), ("expert activation", 1.0), ("experts down", 1.0)),
 }
 """Operators of a profile as shares of the roofline's: two norms move eight hidden sizes a token, a residual three."""
 
@@ -145,7 +146,7 @@ def layer_share(model: ModelSpec, operator: str) -> float:
     ffn, attention = model.ffn, model.attention
     if ffn.experts and operator in ("mlp up", "activation", "mlp down"):
         return ffn.dense_layers / model.layers
-    if ffn.experts and operator.startswith(("router", "expert", "fused moe", "shared ")):
+    if ffn.experts and operator.startswith(("router", "expert", "fused moe", "moe block", "shared ")):
         return 1 - ffn.dense_layers / model.layers
     windowed = attention.windowed_layers / model.layers if attention.window_tokens else 0.0
     if operator.endswith("window attention"):
@@ -415,18 +416,21 @@ class Operators:
         drawn = np.asarray(tokens) ** self.kernels.curves.routing_power
         return ffn.experts * -np.expm1(drawn * math.log1p(-share))
 
-    def _moe(self, tokens: Any) -> list[Work]:
+    def experts(self, tokens: Any, activated: Any) -> list[Work]:
+        """Return the work of an MoE layer's router and experts, of which the tokens activate a number."""
         ffn, hidden = self.model.ffn, self.model.hidden
         into = 2 if ffn.gated else 1
         width = ffn.expert_intermediate / self.tp
-        hit = self.experts_hit(tokens)
         rows = tokens * ffn.experts_per_token
-        works = [
+        return [
             self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
-            self.kernels.grouped_gemm("experts up", rows, hit, into * width, hidden),
+            self.kernels.grouped_gemm("experts up", rows, activated, into * width, hidden),
             self.kernels.stream("expert activation", (into + 1) * width * self.wide * rows),
-            self.kernels.grouped_gemm("experts down", rows, hit, hidden, width),
+            self.kernels.grouped_gemm("experts down", rows, activated, hidden, width),
         ]
+
+    def _moe(self, tokens: Any) -> list[Work]:
+        ffn, works = self.model.ffn, self.experts(tokens, self.experts_hit(tokens))
         if ffn.shared_intermediate:
             works += [replace(work, name=f"shared {work.name}") for work in self._mlp(tokens, ffn.shared_intermediate)]
         return works

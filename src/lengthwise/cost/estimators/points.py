@@ -29,7 +29,9 @@ class Points:
     """[n] points of one operator."""
 
     operator: str
-    axes: Floats  # [n, d] tokens, (chunk, context), (sequences, mean context), or (prompts, chunk, context)
+    # [n, d] tokens, (tokens, activated experts), (chunk, context), (sequences, mean context), or (prompts, chunk,
+    # context)
+    axes: Floats
     shape: Floats  # [n, e] constants: TP, or the sizes of a model-independent kernel
     parts: Floats  # [n, 6] roofline seconds by PARTS
     flops: Floats  # [n] multiplications and additions
@@ -171,6 +173,16 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
         axes = [chunk, context] if (prompts == 1).all() else [prompts, chunk, context]
         sizes = {"batch": prompts} | dict.fromkeys(("padded", "total"), prompts * (context + chunk))
         return _batched(make_points(operator, work, empty, axes, shape, **sizes, seconds=seconds), prompts)
+    if operator == "moe block":
+        if not target.model.ffn.experts:
+            return None
+        tokens = array("tokens")
+        activated = array("experts") if "experts" in columns else np.asarray(ops.experts_hit(tokens), dtype=np.float64)
+        work, empty = (
+            operator_work.total_work(operator, ops.experts(tokens * rows, activated * rows)) for rows in (1, 0)
+        )
+        sizes = dict.fromkeys(("batch", "padded", "total"), tokens)
+        return make_points(operator, work, empty, [tokens, activated], shape, **sizes, seconds=seconds)
     if part == "decode":
         seqs, kv = array("seqs"), array("kv_tokens")
         works, empties = ops.decode(seqs, kv), ops.decode(np.zeros_like(seqs), np.zeros_like(kv))

@@ -212,9 +212,11 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
             sizes = {"tokens": pl.col("sequences"), "seconds": time_us * 1.0 / 1e6}
             frames.append(rows.select(operator=pl.lit(operator), **sizes, **shared))
     if (moe := shard.read("moe", "tokens", "activated_experts", "time_us")) is not None:
-        shard.notes.append("fused moe: experts is the number of experts that any token chose; the router is included")
+        if "ep" in moe.columns and len(spread := moe.filter(pl.col("ep") != 1)):
+            shard.notes.append(f"{len(spread):,} moe rows with experts spread over GPUs (EP) are left out")
+            moe = moe.filter(pl.col("ep") == 1)
         sizes = {"tokens": pl.col("tokens"), "experts": pl.col("activated_experts"), "seconds": time_us / 1e6}
-        frames.append(moe.select(operator=pl.lit("fused moe"), **sizes, **shared))
+        frames.append(moe.select(operator=pl.lit("moe block"), **sizes, **shared))
     attention = shard.read("attention", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     if attention is None:
         shard.notes.append(f"tp {shard.tp} has no attention.csv")
