@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lengthwise import cost, policy
-from lengthwise.cost import HostOverhead, OperatorTime
+from lengthwise.cost import HostOverhead, OperatorTime, model_error
 from lengthwise.schema.deployment import Deployment
 from lengthwise.usecases.variants import Variant
 
@@ -57,6 +57,11 @@ class Explanation:
     # Whether the memory policy reads predicted lengths, so that it may admit fewer or more requests than
     # ``fits`` has.
     by_prediction: bool = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what limits the trust in the deployment's costs, a sentence each."""
+        return model_error.deployment_notes(self.deployment)
 
 
 def explain(variant: Variant, seed: int = 0) -> Explanation:
