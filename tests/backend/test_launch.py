@@ -43,6 +43,11 @@ def test_of_checkpoints_of_the_same_shapes_one_that_can_chat_is_loaded(model, lo
     assert all(any(one in note for note in launch.notes) for one in siblings)
 
 
+@pytest.mark.parametrize(("scheduler", "flag"), [("vllm_v1", "0"), ("isrtf", "0"), ("vllm_v0", "0.01")])
+def test_a_watermark_that_is_not_given_is_that_of_the_engine(scheduler, flag):
+    assert value(vllm_launch(deployment(scheduler=scheduler)), "--watermark") == flag
+
+
 def said(launch, *words):
     return [note for note in launch.notes if all(word in note for word in words)]
 
@@ -157,7 +162,7 @@ def test_a_given_number_of_blocks_is_handed_on_and_a_planned_one_is_not():
     planned, given = deployment(), deployment(num_blocks=1000)
     assert value(vllm_launch(planned), "--num-gpu-blocks-override") is None
     assert said(vllm_launch(planned), f"{planned.kv.num_blocks * 16:,} tokens", "planned")
-    assert value(vllm_launch(given), "--num-gpu-blocks-override") == "1000"
+    assert value(vllm_launch(given), "--num-gpu-blocks-override") == "1001"  # vLLM keeps one itself
     assert value(sglang_launch(given), "--max-total-tokens") == "16000"
 
 
@@ -165,7 +170,7 @@ def test_blocks_that_vllm_refuses_become_larger_ones_of_the_same_cache():
     d = deployment(num_blocks=1000, limits=EngineLimits(block_size=8, max_model_len=4096))
     launch = vllm_launch(d)
     assert value(launch, "--block-size") == "16"
-    assert value(launch, "--num-gpu-blocks-override") == "500"
+    assert value(launch, "--num-gpu-blocks-override") == "501"
     assert said(launch, "Blocks of 8 tokens")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lengthwise import catalog
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.deployment import EngineLimits, KvPlan, Parallelism
+from lengthwise.schema.deployment import NULL_BLOCKS, EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import GIB, MIB, GpuSpec, ModelSpec, dtype_bytes
 
@@ -121,7 +121,8 @@ def plan_memory(
     """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks (or ``num_blocks``, regardless).
 
     "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, minus weights (embedding, head, the
-    stage's layers, replicated KV heads), the peak of activations in a step, context and communication buffers. "vidur"
+    stage's layers, replicated KV heads), the peak of activations in a step, context and communication buffers, and one
+    null block. "vidur"
     follows Vidur: no embedding, head or activations, 10 % margin on the nominal GiB, complete requests of
     ``max_model_len``
         only.
@@ -183,7 +184,7 @@ def _plan_vllm(
     blocks = np.floor((usable - weights - activation) / per_block)
     fullest = int(np.argmin(blocks))
     return KvPlan(
-        num_blocks=int(blocks[fullest]),
+        num_blocks=int(blocks[fullest]) - NULL_BLOCKS,
         block_size=limits.block_size,
         weight_bytes=float(weights[fullest]),
         activation_bytes=activation,
@@ -243,13 +244,14 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
         f"{model.name} with tp={parallel.tp}, pp={parallel.pp} must fit {gpu.name}: a GPU offers "
         f"{plan.available_bytes / GIB:.2f} GiB for weights ({plan.weight_bytes / GIB:.2f}), activations "
         f"({plan.activation_bytes / GIB:.2f}) and the KV cache of one request of {max_model_len} tokens "
-        f"({cache / GIB:.2f}), which is {missing / GIB:.2f} GiB too little. {advice}"
+        f"({cache / GIB:.2f}{' with the null block' if plan.planner == 'lengthwise' else ''}), which is {missing / GIB:.2f} GiB too little. {advice}"
     )
 
 
 def _missing_bytes(plan: KvPlan, max_model_len: int) -> tuple[float, float]:
     """Return (bytes that a GPU lacks, bytes of one request's cache)."""
-    cache = -(-max_model_len // plan.block_size) * plan.kv_bytes_per_block
+    blocks = -(-max_model_len // plan.block_size) + (NULL_BLOCKS if plan.planner == "lengthwise" else 0)
+    cache = blocks * plan.kv_bytes_per_block
     if plan.num_blocks >= 1 and plan.planner == "vidur":
         return 0.0, cache
     return plan.weight_bytes + plan.activation_bytes + cache - plan.available_bytes, cache

@@ -108,7 +108,7 @@ def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fi
         "block_size": size,
         "free_blocks": total,
         "total_blocks": total,
-        "watermark_blocks": int(limits.watermark * total),
+        "watermark_blocks": int(deployed.watermark * total),
         "num_running": 0,
         "peak_tokens": context_tokens,
     }
