@@ -103,10 +103,7 @@ def test_a_config_gives_the_published_count(name, published):
 
 @pytest.mark.parametrize(
     ("name", "changes", "window"),
-    [
-        ("gpt-oss-20b", {}, (128, 12)),
-        ("smollm", {"no_rope_layers": [1, 1, 1, 0] * 8}, (None, 0)),
-    ],
+    [("gpt-oss-20b", {}, (128, 12)), ("smollm", {"no_rope_layers": [1, 1, 1, 0] * 8}, (None, 0))],
 )
 def test_a_layer_list_says_which_layers_have_a_window(name, changes, window):
     base = name if name in NAMES else "llama-3.1-8b"

@@ -94,9 +94,7 @@ def test_vllm_keeps_a_null_block_and_vidur_none():
 
 def test_states_of_linear_attention_leave_less_for_the_cache_of_the_other_layers():
     model, gpu = catalog.model("qwen3-next-80b-a3b"), catalog.gpu("H200")
-    few, many = (
-        plan_memory(model, gpu, Parallelism(2), replace(LIMITS, max_num_seqs=seqs), 4096) for seqs in (1, 256)
-    )
+    few, many = (plan_memory(model, gpu, Parallelism(2), replace(LIMITS, max_num_seqs=seqs), 4096) for seqs in (1, 256))
     # 12 of 48 layers cache keys and values of one of two heads, 256 wide, in 16 bits.
     assert many.kv_bytes_per_block == pytest.approx(16 * 12 * 2 * 256 * 2)
     more = many.activation_bytes - few.activation_bytes

@@ -45,15 +45,17 @@ _NEUTRAL = re.compile(
     r"|^(_.*|architectures|auto_map|task_specific_params|quantization_bit|chunk_size_feed_forward|pruned_heads)$"
     r"|^(n_group|topk_group|num_expert_group|ep_size|pretraining_tp|tensor_parallel_degree|seq_aux|top_k|top_p|seed)$"
     r"|^(embedding|residual|attention|logits|lm_head)_multiplier$"
-    r"|^(full_attn_mod|interpolate_factor|num_return_sequences|multi_query_attention|reorder_and_upcast_attn|moe_router_.*|router_.*|max_batch_size)$"
+    r"|^(full_attn_mod|interpolate_factor|multi_query_attention|reorder_and_upcast_attn|(moe_)?router_.*)$"
+    r"|^(num_return_sequences|max_batch_size)$"
 )
 
 _SHAPE_WORDS = frozenset(
-    "attention attn block blocks channels chunk compress conv depth dim dims every expand expansion expert experts ff "
-    "ffn freq frequency gate groups head heads hidden intermediate interval kernel layer layers linear lora mamba "
-    "memory mixer mlp moe num pattern period rank ratio share shared size sizes skip sparse ssm state step steps "
-    "stride width window".split()
-)
+    ("attention", "attn", "block", "blocks", "channels", "chunk", "compress", "conv", "depth", "dim", "dims", "every",
+     "expand", "expansion", "expert", "experts", "ff", "ffn", "freq", "frequency", "gate", "groups", "head", "heads",
+     "hidden", "intermediate", "interval", "kernel", "layer", "layers", "linear", "lora", "mamba", "memory", "mixer",
+     "mlp", "moe", "multiplier", "num", "pattern", "period", "rank", "ratio", "share", "shared", "size", "sizes",
+     "skip", "sparse", "ssm", "state", "step", "steps", "stride", "width", "window")
+)  # fmt: skip
 
 
 class ConfigKeys:

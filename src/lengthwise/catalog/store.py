@@ -137,7 +137,7 @@ def _variant(name: str) -> ModelSpec | None:
     known, rest, dtype = models(), _ORGANISATION.sub("", normalized(name)), None
     while (spec := _lookup(rest, known)) is None:
         rest, _, suffix = rest.replace("quantized.", "").rpartition("-")
-        if not rest or suffix not in _TUNED and suffix not in _STORED:
+        if not rest or (suffix not in _TUNED and suffix not in _STORED):
             return None
         # "GPTQ-Int8": the outer suffix is the exact one.
         dtype = dtype or _STORED.get(suffix)

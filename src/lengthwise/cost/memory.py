@@ -244,12 +244,12 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
         f"{model.name} with tp={parallel.tp}, pp={parallel.pp} must fit {gpu.name}: a GPU offers "
         f"{plan.available_bytes / GIB:.2f} GiB for weights ({plan.weight_bytes / GIB:.2f}), activations "
         f"({plan.activation_bytes / GIB:.2f}) and the KV cache of one request of {max_model_len} tokens "
-        f"({cache / GIB:.2f}{' with the null block' if plan.planner == 'lengthwise' else ''}), which is {missing / GIB:.2f} GiB too little. {advice}"
+        f"({cache / GIB:.2f}), which is {missing / GIB:.2f} GiB too little. {advice}"
     )
 
 
 def _missing_bytes(plan: KvPlan, max_model_len: int) -> tuple[float, float]:
-    """Return (bytes that a GPU lacks, bytes of one request's cache)."""
+    """Return (bytes that a GPU lacks, bytes of one request's cache and of the null block)."""
     blocks = -(-max_model_len // plan.block_size) + (NULL_BLOCKS if plan.planner == "lengthwise" else 0)
     cache = blocks * plan.kv_bytes_per_block
     if plan.num_blocks >= 1 and plan.planner == "vidur":

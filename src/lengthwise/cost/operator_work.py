@@ -16,15 +16,7 @@ import numpy as np
 
 from lengthwise.cost.memory import Shard
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.specs import (
-    DTYPE_BYTES,
-    GpuSpec,
-    LinearAttentionSpec,
-    LinkSpec,
-    ModelSpec,
-    NodeSpec,
-    dtype_name,
-)
+from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, LinearAttentionSpec, LinkSpec, ModelSpec, NodeSpec, dtype_name
 
 OVERLAP_POWER = 4  # compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum
 SCALE_BYTES = {"fp4": 1 / 16, "int4": 2.5 / 128}

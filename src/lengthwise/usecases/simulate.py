@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings, a sentence each: extrapolated steps, a busy front end, poor fits, missing model intervals."""
+        """Return warnings, a sentence each: extrapolated steps, a busy front end, poor fits, no intervals."""
         cost, run = self.variant.deployment.cost, self.variant.scenario.run
         notes = [
             *(f"{one.description}." for one in self.out_of_range),

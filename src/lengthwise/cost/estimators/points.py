@@ -174,15 +174,7 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
         sizes = {"batch": prompts} | dict.fromkeys(("padded", "total"), prompts * (context + chunk))
         return _batched(make_points(operator, work, empty, axes, shape, **sizes, seconds=seconds), prompts)
     if operator == "moe block":
-        if not target.model.ffn.experts:
-            return None
-        tokens = array("tokens")
-        activated = array("experts") if "experts" in columns else np.asarray(ops.experts_hit(tokens), dtype=np.float64)
-        work, empty = (
-            operator_work.total_work(operator, ops.experts(tokens * rows, activated * rows)) for rows in (1, 0)
-        )
-        sizes = dict.fromkeys(("batch", "padded", "total"), tokens)
-        return make_points(operator, work, empty, [tokens, activated], shape, **sizes, seconds=seconds)
+        return _moe_block_points(columns, target) if share else None
     if part == "decode":
         seqs, kv = array("seqs"), array("kv_tokens")
         works, empties = ops.decode(seqs, kv), ops.decode(np.zeros_like(seqs), np.zeros_like(kv))
@@ -200,6 +192,18 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
         return None
     work, empty = found.times(1 / share), nothing.times(1 / share)
     return make_points(operator, work, empty, axes, shape, **sizes, seconds=seconds)
+
+
+def _moe_block_points(columns: Mapping[str, Any], target: Target) -> Points:
+    """Return points of router and experts; columns without ``experts`` activate as many as even routing does."""
+    ops, tokens = target.operators(), np.asarray(columns["tokens"], dtype=np.float64)
+    activated = np.asarray(columns.get("experts", ops.experts_hit(tokens)), dtype=np.float64)
+    work, empty = (
+        operator_work.total_work("moe block", ops.experts(share * tokens, share * activated)) for share in (1, 0)
+    )
+    sizes = dict.fromkeys(("batch", "padded", "total"), tokens)
+    seconds, axes = columns.get("seconds", np.nan), [tokens, activated]
+    return make_points("moe block", work, empty, axes, [target.parallel.tp], **sizes, seconds=seconds)
 
 
 def rows_points(operator: str, rows: Profile, source: Target) -> Points | None:

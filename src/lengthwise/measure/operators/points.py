@@ -164,7 +164,10 @@ def _attention_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Op
     attention = model.attention
     heads, kv_heads = attention.heads // tp, max(1, -(-attention.kv_heads // tp))
     windowed = min(attention.windowed_layers, model.layers) if attention.window_tokens else 0
-    for word, layers, window in (("", model.caching_layers - windowed, 0), ("window ", windowed, attention.window_tokens or 0)):
+    for word, layers, window in (
+        ("", model.caching_layers - windowed, 0),
+        ("window ", windowed, attention.window_tokens or 0),
+    ):
         if not layers:
             continue
         shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": attention.head_dim}
