@@ -136,6 +136,9 @@ REFUSED = [
     ("llama-3.1-8b", {"adapter": {"lora_rank": 64}}, r"adapter\.lora_rank = 64"),
     ("llama-3.1-8b", {"num_kv_shared_layers": 10}, "num_kv_shared_layers = 10"),
     ("qwen3-30b-a3b", {"cla_share_factor": 2}, "cla_share_factor = 2"),
+    ("qwen3-8b", {"linear_num_value_heads": 32}, "linear_num_value_heads = 32"),
+    ("qwen3-8b", {"q_lora_rank": 1536}, "q_lora_rank = 1536"),
+    ("deepseek-v3", {"qk_head_dim": 200}, "qk_head_dim = 200"),
 ]
 
 
@@ -152,6 +155,47 @@ def test_an_unknown_shape_of_the_text_part_is_refused_and_one_of_the_images_is_n
     config["text_config"]["altup_num_inputs"] = 4
     with pytest.raises(InputError, match="altup_num_inputs = 4"):
         catalog.model_from_config(config, "odd")
+
+
+def test_all_keys_of_an_older_familys_file_are_known():
+    bloom = {
+        "apply_residual_connection_post_layernorm": False,
+        "attention_softmax_in_fp32": True,
+        "hidden_dropout": 0.0,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5,
+        "masked_softmax_fusion": True,
+        "model_type": "bloom",
+        "n_embed": 4096,
+        "n_layer": 30,
+        "num_attention_heads": 32,
+        "offset_alibi": 100,
+        "pretraining_tp": 4,
+        "seq_length": 2048,
+        "skip_bias_add": True,
+        "skip_bias_add_qkv": False,
+        "unk_token_id": 0,
+        "vocab_size": 250880,
+    }
+    assert catalog.parameters(catalog.model_from_config(bloom, "bloom-7b1")) == pytest.approx(7_069_016_064, rel=1e-4)
+    bart = {
+        "activation_function": "gelu",
+        "d_model": 1024,
+        "decoder_attention_heads": 16,
+        "decoder_ffn_dim": 4096,
+        "decoder_layers": 12,
+        "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "encoder_layers": 12,
+        "is_encoder_decoder": True,
+        "max_position_embeddings": 1024,
+        "model_type": "bart",
+        "normalize_embedding": True,
+        "vocab_size": 50265,
+    }
+    assert catalog.model_from_config(bart, "bart").encoder_layers == 12
+    with pytest.raises(InputError, match="encoder_ffn_dim = 2048"):
+        catalog.model_from_config({**bart, "encoder_ffn_dim": 2048}, "bart")
 
 
 def test_keys_that_change_no_shapes_are_passed_over():

@@ -46,7 +46,8 @@ _NEUTRAL = re.compile(
     r"|^(n_group|topk_group|num_expert_group|ep_size|pretraining_tp|tensor_parallel_degree|seq_aux|top_k|top_p|seed)$"
     r"|^(embedding|residual|attention|logits|lm_head)_multiplier$"
     r"|^(full_attn_mod|interpolate_factor|multi_query_attention|reorder_and_upcast_attn|(moe_)?router_.*)$"
-    r"|^(num_return_sequences|max_batch_size)$"
+    r"|^(num_return_sequences|max_batch_size|offset_alibi|skip_bias_add(_qkv)?|relative_attention_max_distance)$"
+    r"|^(layer_switch|dim_model_base)$"
 )
 
 _SHAPE_WORDS = frozenset(
@@ -106,6 +107,10 @@ class ConfigKeys:
         if not value:
             self._missing.append(f"{quantity} (looked for {', '.join(names)})")
         return value or 1
+
+    def repeats(self, name: str, value: int) -> None:
+        """Take a key as known if it repeats a value that other keys gave."""
+        self._read.update({name} if self._table.get(name) == value else ())
 
     def check(self) -> None:
         """Raise InputError if keys were missing or not understood; the message names them and what is accepted."""
@@ -228,33 +233,41 @@ def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
 def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
     heads = keys.need("the attention heads", *_HEADS)
     kv_heads = keys.count(*_KV_HEADS, default=heads)
-    is_grouped = keys.find("new_decoder_architecture")
-    if keys.find("multi_query") and not is_grouped:
+    keys.has("new_decoder_architecture")
+    if keys.find("multi_query") and not keys.find("new_decoder_architecture"):
         kv_heads = 1  # Falcon-7B lists all heads as num_kv_heads although it shares one
     kinds = _layer_kinds(keys, layers)
     window, windowed = _window(keys, kinds, layers)
     has_bias = keys.model_type in _BIASED_ATTENTION | _BIASED
     bias = keys.find("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias", "enable_bias", "bias", default=has_bias)
-    keys.has("no_bias", "qk_head_dim")  # of Qwen (1), whose attention has a bias all the same; of DeepSeek, a sum
-    latent = keys.count("kv_lora_rank")
-    own = {name: keys.count(name) for name in ("qk_nope_head_dim", "v_head_dim", "q_lora_rank", "qk_rope_head_dim")}
-    head_dim = keys.count(*_HEAD_DIM)
-    index = {name: keys.count(name) for name in ("index_n_heads", "index_head_dim", "index_topk")}
-    return AttentionSpec(
+    keys.has("no_bias")  # of Qwen (1), whose attention has a bias all the same
+    keys.repeats("encoder_attention_heads", heads)
+    spec = AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=(own["qk_nope_head_dim"] if latent else head_dim) or hidden // heads,
+        head_dim=keys.count(*_HEAD_DIM) or hidden // heads,
         window_tokens=window if windowed else None,
         windowed_layers=windowed,
-        v_head_dim=own["v_head_dim"] or None if latent else None,
-        q_lora_rank=own["q_lora_rank"] if latent else 0,
-        kv_lora_rank=latent,
-        rope_head_dim=own["qk_rope_head_dim"] if latent else 0,
         bias=bool(bias),
         output_gate=bool(keys.find("attn_output_gate", default=False)),
-        index_heads=index["index_n_heads"] if latent else 0,
-        index_head_dim=index["index_head_dim"] if latent else 0,
         linear=_linear_attention(keys, kinds.count(_LINEAR)),
+    )
+    return _latent(keys, spec) if keys.count("kv_lora_rank") else spec
+
+
+def _latent(keys: ConfigKeys, spec: AttentionSpec) -> AttentionSpec:
+    """Return MLA, with the indexer of sparse attention if there is one."""
+    width, rope = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
+    keys.repeats("qk_head_dim", width + rope)
+    return replace(
+        spec,
+        head_dim=width or spec.head_dim,
+        v_head_dim=keys.count("v_head_dim") or None,
+        q_lora_rank=keys.count("q_lora_rank"),
+        kv_lora_rank=keys.count("kv_lora_rank"),
+        rope_head_dim=rope,
+        index_heads=keys.count("index_n_heads"),
+        index_head_dim=keys.count("index_head_dim"),
     )
 
 
@@ -292,10 +305,11 @@ def _window(keys: ConfigKeys, kinds: list[str], layers: int) -> tuple[int, int]:
 
 
 def _linear_attention(keys: ConfigKeys, layers: int) -> LinearAttentionSpec | None:
+    if not layers:
+        return None
     heads = ("linear_num_key_heads", "linear_num_value_heads")
     names = (*heads, "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim")
-    sizes = [keys.need("the heads of linear attention", name) if layers else keys.count(name) for name in names]
-    return LinearAttentionSpec(layers, *sizes) if layers else None
+    return LinearAttentionSpec(layers, *(keys.need("the heads of linear attention", name) for name in names))
 
 
 def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
@@ -305,9 +319,10 @@ def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
         # Qwen (1) gives the width of gate and up projection together.
         intermediate = width // 2 if keys.model_type == "qwen" else width
     bias = keys.find("mlp_bias", "use_bias", "enable_bias", "bias", default=keys.model_type in _BIASED)
+    keys.repeats("encoder_ffn_dim", intermediate)
     experts = keys.count(*_EXPERTS)
-    per_token = keys.need("the experts a token visits", *_EXPERTS_PER_TOKEN) if experts > 1 else 0
     keys.has(*_EXPERTS_PER_TOKEN)
+    per_token = keys.need("the experts a token visits", *_EXPERTS_PER_TOKEN) if experts > 1 else 0
     expert_width = keys.count("moe_intermediate_size", default=intermediate)
     is_llama4 = keys.model_type == "llama4_text"  # each expert layer has a shared expert of the experts' width
     shared = keys.count("n_shared_experts", "num_shared_experts", default=int(is_llama4)) * expert_width
