@@ -48,6 +48,13 @@ def test_a_watermark_that_is_not_given_is_that_of_the_engine(scheduler, flag):
     assert value(vllm_launch(deployment(scheduler=scheduler)), "--watermark") == flag
 
 
+def test_a_quantised_checkpoint_is_loaded_under_the_name_that_was_given():
+    launch = vllm_launch(deploy("someone/Llama-3.1-8B-Instruct-FP8", "H100"))
+    assert launch.command[2] == "someone/Llama-3.1-8B-Instruct-FP8"
+    assert value(launch, "--quantization") is None
+    assert not vllm_launch(deploy("llama-3.1-8b-fp8", "H100")).command[2].startswith("meta-llama")
+
+
 def said(launch, *words):
     return [note for note in launch.notes if all(word in note for word in words)]
 

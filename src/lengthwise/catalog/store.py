@@ -141,7 +141,9 @@ def _variant(name: str) -> ModelSpec | None:
             return None
         # "GPTQ-Int8": the outer suffix is the exact one.
         dtype = dtype or _STORED.get(suffix)
-    return spec if dtype is None else replace(spec, metadata=replace(spec.metadata, dtype=dtype))
+    # The weights are those of this name; the catalog's own have another dtype or are of another fine-tune.
+    facts = spec.metadata if dtype is None else replace(spec.metadata, dtype=dtype, aliases=())
+    return replace(spec, metadata=replace(facts, aliases=(name,)) if "/" in name else facts)
 
 
 def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
