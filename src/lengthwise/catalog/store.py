@@ -142,8 +142,8 @@ def _variant(name: str) -> ModelSpec | None:
         # "GPTQ-Int8": the outer suffix is the exact one.
         dtype = dtype or _STORED.get(suffix)
     # The weights are those of this name; the catalog's own have another dtype or are of another fine-tune.
-    facts = spec.metadata if dtype is None else replace(spec.metadata, dtype=dtype, aliases=())
-    return replace(spec, metadata=replace(facts, aliases=(name,)) if "/" in name else facts)
+    metadata = spec.metadata if dtype is None else replace(spec.metadata, dtype=dtype, aliases=())
+    return replace(spec, metadata=replace(metadata, aliases=(name,)) if "/" in name else metadata)
 
 
 def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
