@@ -22,7 +22,7 @@ from lengthwise.engine import deploy, simulate
 from lengthwise.measure import calibrate, read_foreign
 from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.bootstrap import draw_blocks, resample, sample_of
-from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
+from lengthwise.schema.deployment import NULL_BLOCKS, Deployment, EngineLimits, Parallelism
 from lengthwise.schema.specs import LinkSpec, NodeSpec
 from lengthwise.schema.workload import Workload
 
@@ -119,14 +119,14 @@ def deployment(shared: Path, run: Run) -> Deployment:
         max_num_seqs=given["max_num_seqs"],
         max_num_batched_tokens=given["max_num_batched_tokens"],
         max_model_len=MAX_TOKENS,
-        watermark=0.0,  # vLLM v1 has none
         enable_prefix_caching=cache_facts.get("enable_prefix_caching", True),  # v1's default
     )
     node, blocks = node_of(shared, run), cache_facts.get("num_gpu_blocks")
     profile = import_llmservingsim(shared / ROOT / "v1" / run.kernels / "bf16")
     model, gpu = catalog.model(run.model), catalog.gpu(run.gpu)
     cost, _ = fit_profile(profile, Target(model, gpu, node, Parallelism(run.tp), limits, MAX_TOKENS))
-    return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=blocks)
+    usable = None if blocks is None else blocks - NULL_BLOCKS
+    return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=usable)
 
 
 def node_of(shared: Path, run: Run) -> NodeSpec:

@@ -147,7 +147,7 @@ def test_a_real_server_serves_under_the_simulated_limits(served):
     (cache,) = [line for line in fetch(port, "/metrics").splitlines() if line.startswith("vllm:cache_config_info{")]
     assert 'enable_prefix_caching="False"' in cache
     assert 'block_size="32"' in cache  # of a CPU
-    assert 'num_gpu_blocks="32"' in cache  # as many tokens as 64 blocks of 16
+    assert 'num_gpu_blocks="33"' in cache  # as many tokens as 64 blocks of 16, and the null block
 
 
 def test_the_load_test_sends_the_simulated_requests(python, served, tmp_path):

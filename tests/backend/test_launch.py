@@ -43,6 +43,18 @@ def test_of_checkpoints_of_the_same_shapes_one_that_can_chat_is_loaded(model, lo
     assert all(any(one in note for note in launch.notes) for one in siblings)
 
 
+@pytest.mark.parametrize(("scheduler", "flag"), [("vllm_v1", "0"), ("isrtf", "0"), ("vllm_v0", "0.01")])
+def test_a_watermark_that_is_not_given_is_that_of_the_engine(scheduler, flag):
+    assert value(vllm_launch(deployment(scheduler=scheduler)), "--watermark") == flag
+
+
+def test_a_quantised_checkpoint_is_loaded_under_the_name_that_was_given():
+    launch = vllm_launch(deploy("someone/Llama-3.1-8B-Instruct-FP8", "H100"))
+    assert launch.command[2] == "someone/Llama-3.1-8B-Instruct-FP8"
+    assert value(launch, "--quantization") is None
+    assert not vllm_launch(deploy("llama-3.1-8b-fp8", "H100")).command[2].startswith("meta-llama")
+
+
 def said(launch, *words):
     return [note for note in launch.notes if all(word in note for word in words)]
 
@@ -157,7 +169,7 @@ def test_a_given_number_of_blocks_is_handed_on_and_a_planned_one_is_not():
     planned, given = deployment(), deployment(num_blocks=1000)
     assert value(vllm_launch(planned), "--num-gpu-blocks-override") is None
     assert said(vllm_launch(planned), f"{planned.kv.num_blocks * 16:,} tokens", "planned")
-    assert value(vllm_launch(given), "--num-gpu-blocks-override") == "1000"
+    assert value(vllm_launch(given), "--num-gpu-blocks-override") == "1001"  # vLLM keeps one itself
     assert value(sglang_launch(given), "--max-total-tokens") == "16000"
 
 
@@ -165,7 +177,7 @@ def test_blocks_that_vllm_refuses_become_larger_ones_of_the_same_cache():
     d = deployment(num_blocks=1000, limits=EngineLimits(block_size=8, max_model_len=4096))
     launch = vllm_launch(d)
     assert value(launch, "--block-size") == "16"
-    assert value(launch, "--num-gpu-blocks-override") == "500"
+    assert value(launch, "--num-gpu-blocks-override") == "501"
     assert said(launch, "Blocks of 8 tokens")
 
 
@@ -215,7 +227,7 @@ def test_what_is_not_stock_is_named_or_bounded(axis):
     stock = {
         "victim": {"latest_admitted"},
         "batching": {"unified", "chunked", "vidur_sarathi"},
-        "memory": {"paged", "paged_by_chunk", "paged_strict"},
+        "memory": {"paged_by_chunk"},  # the others' engines keep blocks free by default
     }[axis]
     plain = vllm_launch(deployment())
     for name in known(axis):

@@ -21,6 +21,9 @@ ASKED_FOR_MODELS = (
     *("qwen3-235b-a22b", "mistral-7b", "mixtral-8x7b", "deepseek-v3", "gemma-2b", "gemma-2-27b"),
     *("gemma-3-12b", "phi-2", "phi-3.5-mini", "internlm-20b", "opt-6.7b", "opt-13b", "vicuna-13b"),
     *("gpt-3-39b", "gpt-3-101b", "gpt-3-175b", "gpt-3-341b", "t5-11b"),
+    *("llama-4-scout", "llama-4-maverick", "gpt-oss-20b", "gpt-oss-120b", "qwen3-next-80b-a3b", "deepseek-v3.2"),
+    *("kimi-k2-0905", "glm-4.5", "glm-4.5-air", "glm-4.6", "minimax-m2", "mistral-small-3", "mistral-large-2"),
+    *("mistral-large-3", "phi-4", "phi-4-mini", "qwen3-coder-480b-a35b"),
     *("llama-13b", "pythia-12b", "mpt-7b", "chatglm3-6b", "stablelm-alpha-7b", "mistral-7b-v0.2"),
 )
 
@@ -129,10 +132,43 @@ def test_a_node_of_no_gpus_is_refused():
         ("LLAMA_2_70B", "llama-2-70b"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
         ("gpt3", "gpt-3-175b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-2507"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("unsloth/gemma-2b-it", "gemma-2b"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b"),
+        ("neuralmagic/Qwen2.5-7B-Instruct-quantized.w8a8", "qwen2.5-7b"),
+        ("Qwen/Qwen3-32B-AWQ", "qwen3-32b"),
+        ("llama-3.3-70b-instruct-gptq-int4", "llama-3.3-70b"),
+        ("qwen3_8b_base", "qwen3-8b"),
     ],
 )
 def test_a_model_answers_to_what_people_type(spelt, name):
     assert catalog.model(spelt).name == name
+
+
+@pytest.mark.parametrize(
+    ("spelt", "dtype"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "fp8"),
+        ("Qwen/Qwen3-32B-AWQ", "int4"),
+        ("x/Llama-3.1-8B-Instruct-GPTQ-Int8", "int8"),
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "fp4"),
+        ("deepseek-v3-bf16", "bfloat16"),
+        ("x/Qwen3-32B-Instruct", "bfloat16"),
+    ],
+)
+def test_a_quantised_checkpoint_has_the_shapes_of_its_model_and_its_own_dtype(spelt, dtype):
+    spec = catalog.model(spelt)
+    assert spec.dtype == dtype
+    assert catalog.parameters(spec) == catalog.parameters(catalog.model(spec.name))
+    served = catalog.served_model(f"/weights/{spelt}")
+    assert (served.name, served.dtype) == (spec.name, dtype)
+
+
+@pytest.mark.parametrize("name", ["x/y/qwen3-8b-fp8", "qwen3-8b-lora", "-fp8", "org/-it", "instruct", "qwen3-8b-"])
+def test_a_name_with_another_suffix_is_unknown_and_a_config_is_the_way_out(name):
+    with pytest.raises(UnknownNameError, match=r"Or give the path of its config\.json"):
+        catalog.model(name)
 
 
 def test_gpus_and_nodes_answer_to_what_people_type():

@@ -72,41 +72,163 @@ STARCODER = {
     "torch_dtype": "float32",
     "vocab_size": 49152,
 }
-GPT_OSS = {
-    "attention_bias": True,
-    "experts_per_token": 4,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "max_position_embeddings": 131072,
-    "model_type": "gpt_oss",
-    "num_attention_heads": 64,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 8,
-    "num_local_experts": 32,
-    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 128,
-    "tie_word_embeddings": False,
-    "vocab_size": 201088,
-}
 
 
 @pytest.mark.parametrize(
-    ("config", "published"),
-    [(GPT2, 124_439_808), (STARCODER, 15_517_456_384), (GPT_OSS, 20.9e9)],
-    ids=["gpt2", "starcoder", "gpt-oss-20b"],
+    ("config", "published"), [(GPT2, 124_439_808), (STARCODER, 15_517_456_384)], ids=["gpt2", "starcoder"]
 )
 def test_families_outside_the_catalog_are_read_by_their_keys(config, published):
     spec = catalog.model_from_config(config, "other")
     assert catalog.parameters(spec) == pytest.approx(published, rel=0.002)
 
 
-def test_a_layer_list_says_which_layers_have_a_window():
-    attention = catalog.model_from_config(GPT_OSS, "gpt-oss-20b").attention
-    assert (attention.window_tokens, attention.windowed_layers) == (128, 12)
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama-4-scout", 109e9),
+        ("llama-4-maverick", 400e9),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
+        ("qwen3-next-80b-a3b", 80e9),
+        ("qwen3-coder-480b-a35b", 480_154_875_392),
+        ("minimax-m2", 228_703_644_928),
+        ("mistral-small-3.2", 23_572_403_200),
+        ("phi-4", 14_659_507_200),
+    ],
+)
+def test_a_config_gives_the_published_count(name, published):
+    spec = catalog.model_from_config(config_of(name), "read")
+    assert catalog.parameters(spec) == pytest.approx(published, rel=0.005 if name != "llama-4-scout" else 0.012)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "window"),
+    [("gpt-oss-20b", {}, (128, 12)), ("smollm", {"no_rope_layers": [1, 1, 1, 0] * 8}, (None, 0))],
+)
+def test_a_layer_list_says_which_layers_have_a_window(name, changes, window):
+    base = name if name in NAMES else "llama-3.1-8b"
+    attention = catalog.model_from_config(config_of(base, **changes), name).attention
+    assert (attention.window_tokens, attention.windowed_layers) == window
+
+
+@pytest.mark.parametrize(
+    ("changes", "windowed"),
+    [
+        ({}, 36),
+        ({"no_rope_layers": [1, 1, 1, 0] * 12}, 36),
+        ({"no_rope_layers": [1, 0] * 24}, 24),
+        ({"layer_types": ["chunked_attention", "full_attention"] * 24}, 24),
+        ({"attention_chunk_size": None}, 0),
+        ({"max_position_embeddings": 8192}, 0),
+    ],
+)
+def test_layers_of_chunks_are_those_with_rotary_positions(changes, windowed):
+    config = config_of("llama-4-scout")
+    config["text_config"] |= changes
+    assert catalog.model_from_config(config, "llama").attention.windowed_layers == windowed
+
+
+REFUSED = [
+    ("llama-3.1-8b", {"mamba_d_state": 16, "attn_layer_period": 8}, "mamba_d_state = 16, attn_layer_period = 8"),
+    ("llama-3.1-8b", {"ffn_dim_multiplier": 1.3}, r"ffn_dim_multiplier = 1\.3"),
+    ("llama-3.1-8b", {"block_configs": [{"ffn": {"no_op": True}}]}, "block_configs = "),
+    ("llama-3.1-8b", {"hybrid_override_pattern": "M-M*-"}, r"hybrid_override_pattern = 'M-M\*-'"),
+    ("llama-3.1-8b", {"adapter": {"lora_rank": 64}}, r"adapter\.lora_rank = 64"),
+    ("llama-3.1-8b", {"num_kv_shared_layers": 10}, "num_kv_shared_layers = 10"),
+    ("qwen3-30b-a3b", {"cla_share_factor": 2}, "cla_share_factor = 2"),
+    ("qwen3-8b", {"linear_num_value_heads": 32}, "linear_num_value_heads = 32"),
+    ("qwen3-8b", {"q_lora_rank": 1536}, "q_lora_rank = 1536"),
+    ("deepseek-v3", {"qk_head_dim": 200}, "qk_head_dim = 200"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "named"), REFUSED)
+def test_an_unknown_key_that_looks_like_a_shape_refuses_the_model(name, changes, named):
+    with pytest.raises(InputError, match=f"must be known; not known are {named}") as caught:
+        catalog.model_from_config(config_of(name, **changes), "odd")
+    assert "remove it from a copy of the file" in str(caught.value)
+
+
+def test_an_unknown_shape_of_the_text_part_is_refused_and_one_of_the_images_is_not():
+    config = config_of("gemma-3-4b")
+    catalog.model_from_config({**config, "image_blocks": 12, "vision_config": {"mlp_ratio": 4}}, "sees")
+    config["text_config"]["altup_num_inputs"] = 4
+    with pytest.raises(InputError, match="altup_num_inputs = 4"):
+        catalog.model_from_config(config, "odd")
+
+
+def test_all_keys_of_an_older_familys_file_are_known():
+    bloom = {
+        "apply_residual_connection_post_layernorm": False,
+        "attention_softmax_in_fp32": True,
+        "hidden_dropout": 0.0,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5,
+        "masked_softmax_fusion": True,
+        "model_type": "bloom",
+        "n_embed": 4096,
+        "n_layer": 30,
+        "num_attention_heads": 32,
+        "offset_alibi": 100,
+        "pretraining_tp": 4,
+        "seq_length": 2048,
+        "skip_bias_add": True,
+        "skip_bias_add_qkv": False,
+        "unk_token_id": 0,
+        "vocab_size": 250880,
+    }
+    assert catalog.parameters(catalog.model_from_config(bloom, "bloom-7b1")) == pytest.approx(7_069_016_064, rel=1e-4)
+    bart = {
+        "activation_function": "gelu",
+        "d_model": 1024,
+        "decoder_attention_heads": 16,
+        "decoder_ffn_dim": 4096,
+        "decoder_layers": 12,
+        "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "encoder_layers": 12,
+        "is_encoder_decoder": True,
+        "max_position_embeddings": 1024,
+        "model_type": "bart",
+        "normalize_embedding": True,
+        "vocab_size": 50265,
+    }
+    assert catalog.model_from_config(bart, "bart").encoder_layers == 12
+    with pytest.raises(InputError, match="encoder_ffn_dim = 2048"):
+        catalog.model_from_config({**bart, "encoder_ffn_dim": 2048}, "bart")
+
+
+def test_keys_that_change_no_shapes_are_passed_over():
+    harmless = {
+        "num_labels": 5,
+        "max_length": 20,
+        "unsloth_fixed": True,
+        "rope_theta": 1e6,
+        "num_nextn_predict_layers": 1,
+        "attention_softmax_in_fp32": True,
+        "pruned_heads": {},
+        "num_memory_blocks": 0,
+        "use_moe": False,
+        "transformers_version": "4.57.1",
+        "embedding_multiplier": 12,
+        "task_specific_params": {"summary": {"num_layers": 2}},
+    }
+    assert shapes(catalog.model_from_config(config_of("llama-3.1-8b", **harmless), "llama-3.1-8b")) == shapes(
+        catalog.model("llama-3.1-8b")
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"layer_types": ["mamba", "full_attention"] * 16}, {"attn_type_list": [0, 1] * 16}]
+)
+def test_a_kind_of_layers_that_is_not_known_is_refused(changes):
+    with pytest.raises(InputError, match="the layers of the config of odd must be of full_attention"):
+        catalog.model_from_config(config_of("llama-3.1-8b", **changes), "odd")
+
+
+def test_a_linear_attention_without_its_sizes_is_refused():
+    with pytest.raises(InputError, match=r"lacks the heads of linear attention \(looked for linear_num_value_heads\)"):
+        catalog.model_from_config(config_of("qwen3-next-80b-a3b", linear_num_value_heads="absent"), "odd")
 
 
 def test_multi_query_shares_one_head_whatever_the_listed_number():
@@ -152,10 +274,13 @@ def test_dense_layers_of_a_moe_are_counted_where_a_config_lists_them():
             {"mlp_only_layers": [0, 1, 5]},
             {"decoder_sparse_step": 2},
             {"moe_layer_freq": [0] + [1] * 47},
+            {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 45},
+            {"moe_layers": [*range(1, 48, 2)]},
+            {"moe_layers": [*range(5, 48)]},
             {},
         )
     ]
-    assert read == [3, 24, 1, 0]
+    assert read == [3, 24, 1, 3, 24, 5, 0]
 
 
 def test_a_tie_that_is_not_said_follows_the_class():

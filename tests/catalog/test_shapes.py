@@ -32,16 +32,91 @@ def test_nearly_every_model_has_a_published_count():
         ("qwen3-30b-a3b", 3.3e9, 0.1e9),  # model card
         ("qwen3-235b-a22b", 22e9, 1e9),  # model card
         ("deepseek-v3", 37e9, 1e9),  # arXiv:2412.19437
+        ("llama-4-scout", 17e9, 0.5e9),  # model card
+        ("llama-4-maverick", 17e9, 0.5e9),  # model card
+        ("qwen3-coder-480b-a35b", 35e9, 0.5e9),  # model card
+        ("kimi-k2", 32e9, 1e9),  # model card
+        ("qwen3-next-80b-a3b", 3.9e9, 0.05e9),  # model card: 3B and 0.6B of tables and more
     ],
 )
 def test_active_parameters_are_the_published_ones_to_their_last_digit(name, published, digit):
     assert abs(catalog.active_parameters(MODELS[name]) - published) <= digit
 
 
-@pytest.mark.parametrize(("name", "published"), [("deepseek-v3", 36.7e9), ("deepseek-v2-lite", 2.4e9)])
-def test_deepseeks_own_count_of_active_parameters_leaves_one_table_out(name, published):
+@pytest.mark.parametrize(
+    ("name", "published", "digit"),
+    [
+        ("deepseek-v3", 36.7e9, 0.1e9),  # README_WEIGHTS.md
+        ("deepseek-v2-lite", 2.4e9, 0.1e9),  # model card
+        ("gpt-oss-20b", 3.61e9, 0.005e9),  # model card, table 1
+        ("gpt-oss-120b", 5.13e9, 0.005e9),  # model card, table 1
+        ("mistral-large-3", 39e9, 0.5e9),  # model card
+    ],
+)
+def test_a_count_of_active_parameters_that_leaves_the_embedding_out(name, published, digit):
     active = catalog.active_parameters(MODELS[name]) - catalog.embedding_parameters(MODELS[name])
-    assert abs(active - published) <= 0.1e9  # README_WEIGHTS.md; model card
+    assert abs(active - published) <= digit
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "digit"),
+    [
+        ("glm-4.5", 32e9, 0.5e9),  # arXiv:2508.06471
+        ("glm-4.5-air", 12e9, 0.5e9),  # arXiv:2508.06471
+        ("minimax-m2", 10e9, 0.5e9),  # model card
+        ("qwen3-next-80b-a3b", 3e9, 0.5e9),  # model card
+    ],
+)
+def test_a_count_of_active_parameters_that_leaves_both_tables_out(name, published, digit):
+    spec = MODELS[name]
+    tables = catalog.embedding_parameters(spec) + catalog.head_parameters(spec)
+    assert abs(catalog.active_parameters(spec) - tables - published) <= digit
+
+
+@pytest.mark.parametrize(("name", "published"), [("glm-4.5", 358_337_791_296), ("glm-4.5-air", 110_468_824_832)])
+def test_a_checkpoint_with_multi_token_prediction_has_one_more_layer_and_tables(name, published):
+    """The safetensors index counts a layer more, its projection, and a copy of embedding and head."""
+    spec = MODELS[name]
+    more = catalog.layer_parameters(spec, spec.layers - 1) + 2 * spec.hidden**2
+    more += catalog.embedding_parameters(spec) + catalog.head_parameters(spec)
+    assert catalog.parameters(spec) + more == pytest.approx(published, rel=1e-5)
+
+
+def test_the_indexer_of_sparse_attention_is_what_the_checkpoints_differ_by():
+    """DeepSeek-V3.2-Exp's index counts 865,535,376 more than V3's: 62 layers, 51,088 of them scales of FP8 blocks."""
+    more = catalog.layer_parameters(MODELS["deepseek-v3.2"], 0) - catalog.layer_parameters(MODELS["deepseek-v3"], 0)
+    assert 62 * more == pytest.approx(865_535_376 - 51_088, rel=1e-6)
+    cached = [catalog.kv_bytes_per_token(MODELS[name]) for name in ("deepseek-v3.2", "deepseek-v3")]
+    assert cached[0] - cached[1] == pytest.approx(61 * 132)
+
+
+def test_layers_of_two_kinds_alternate_where_the_model_alternates_them():
+    maverick, qwen = MODELS["llama-4-maverick"], MODELS["qwen3-next-80b-a3b"]
+    sizes = [catalog.layer_parameters(maverick, index) for index in range(48)]
+    assert len(set(sizes[0::2])) == len(set(sizes[1::2])) == 1
+    assert sizes[1] > 10 * sizes[0]
+    full = [catalog.layer_parameters(qwen, index) for index in range(48)]
+    assert len({full[index] for index in range(3, 48, 4)}) == 1
+    assert len({full[index] for index in range(48) if index % 4 != 3}) == 1
+    assert full[3] < full[0]
+
+
+def test_only_layers_that_cache_count_for_the_kv_cache():
+    spec = MODELS["qwen3-next-80b-a3b"]
+    assert catalog.kv_bytes_per_token(spec) == pytest.approx(12 * 2 * 2 * 256 * 2)
+    # 36 layers of 32 heads with 128 x 128 numbers, and three columns of a convolution over 8,192 channels.
+    assert catalog.state_bytes_per_sequence(spec) == pytest.approx(36 * 2 * (32 * 128 * 128 + 3 * 8192))
+    assert catalog.state_bytes_per_sequence(MODELS["qwen3-30b-a3b"]) == pytest.approx(0)
+
+
+def test_a_model_says_how_its_layers_are_simplified():
+    def said(name):
+        return " ".join(catalog.approximations(MODELS[name]))
+
+    assert "12 of 24 layers have a window of 128 tokens" in said("gpt-oss-20b")
+    assert "sparse attention is timed as attention over all keys" in said("deepseek-v3.2")
+    assert "36 of 48 layers have linear attention" in said("qwen3-next-80b-a3b")
+    assert not said("llama-3.1-8b")
 
 
 @pytest.mark.parametrize("name", MODELS)

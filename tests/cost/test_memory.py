@@ -77,9 +77,29 @@ def test_kv_heads_are_replicated_beyond_their_number():
 
 def test_plan_adds_up_and_blocks_fill_what_is_left():
     plan = plan_memory(LLAMA_70B, A100, Parallelism(4), LIMITS, 4096)
-    held = plan.weight_bytes + plan.activation_bytes + plan.num_blocks * plan.kv_bytes_per_block
+    held = plan.weight_bytes + plan.activation_bytes + (plan.num_blocks + 1) * plan.kv_bytes_per_block
     assert 0 <= plan.available_bytes - held < plan.kv_bytes_per_block
     assert plan.swap_s_per_block == pytest.approx(plan.kv_bytes_per_block / 25e9)
+
+
+def test_vllm_keeps_a_null_block_and_vidur_none():
+    tight = replace(LIMITS, max_model_len=None)
+    longest = largest_model_len(LLAMA_70B, catalog.gpu("H100"), Parallelism(2), tight)
+    plan = plan_memory(LLAMA_70B, catalog.gpu("H100"), Parallelism(2), tight, longest)
+    left = plan.available_bytes - plan.weight_bytes - plan.activation_bytes
+    assert plan.num_blocks == int(left / plan.kv_bytes_per_block) - 1
+    with_vidur = plan_memory(LLAMA_7B, A100, Parallelism(), LIMITS, 4096, planner="vidur")
+    assert with_vidur.num_blocks % (4096 // 16) == 0
+
+
+def test_states_of_linear_attention_leave_less_for_the_cache_of_the_other_layers():
+    model, gpu = catalog.model("qwen3-next-80b-a3b"), catalog.gpu("H200")
+    few, many = (plan_memory(model, gpu, Parallelism(2), replace(LIMITS, max_num_seqs=seqs), 4096) for seqs in (1, 256))
+    # 12 of 48 layers cache keys and values of one of two heads, 256 wide, in 16 bits.
+    assert many.kv_bytes_per_block == pytest.approx(16 * 12 * 2 * 256 * 2)
+    more = many.activation_bytes - few.activation_bytes
+    logits = 255 * 3 * 4 * model.vocab
+    assert more == pytest.approx(logits + 255 * catalog.state_bytes_per_sequence(model) / 2)
 
 
 def test_more_memory_or_utilisation_never_means_fewer_blocks():

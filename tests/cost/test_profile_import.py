@@ -204,7 +204,7 @@ def test_llmservingsim_v1_is_in_microseconds(tmp_path):
         assert rows(profile, norm, "tokens", "seconds", "repeats") == [(4, pytest.approx(2.5e-6), 3)]
     assert rows(profile, "norms", "seconds") == [(pytest.approx(4e-6),)]
     assert rows(profile, "lm head", "tokens", "seconds") == [(8, pytest.approx(700e-6))]
-    assert rows(profile, "fused moe", "tokens", "experts", "seconds") == [(4, 16, pytest.approx(50e-6))]
+    assert rows(profile, "moe block", "tokens", "experts", "seconds") == [(4, 16, pytest.approx(50e-6))]
     assert "conv (1)" in " ".join(profile.metadata.notes)
     assert (profile.metadata.gpu, profile.metadata.model) == ("RTX-PRO-6000", "llama-3.1-8b")
     assert (profile.metadata.engine, profile.metadata.measured) == ("vLLM 0.19.0", "2026-04-24")

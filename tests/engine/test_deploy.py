@@ -39,6 +39,28 @@ def test_specs_and_tables_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize(
+    ("scheduler", "share"),
+    [("vllm_v1", 0.0), ("srtf", 0.0), ("vllm_v0", 0.01), ("sarathi", 0.01), ("vidur_vllm", 0.01), ("orca", 0.0)],
+)
+def test_the_watermark_is_that_of_the_engine_unless_it_is_given(scheduler, share):
+    assert deploy(MODEL, GPU, scheduler=scheduler).watermark == pytest.approx(share)
+    own = deploy(MODEL, GPU, scheduler=scheduler, limits=EngineLimits(watermark=0.05))
+    assert own.watermark == pytest.approx(0.05)
+
+
+def test_a_prompt_may_take_the_last_block_under_vllm_v1():
+    """Of 100 blocks, two requests of 50 each run at once, as vLLM v1 lets them; v0 holds one block back."""
+    two = Workload(np.zeros(2), np.full(2, 50 * 16 - 1), np.full(2, 1))
+    limits = EngineLimits(max_num_batched_tokens=4096, max_model_len=1600)
+    started = {
+        scheduler: simulate(two, deploy(MODEL, GPU, scheduler=scheduler, limits=limits, num_blocks=100)).requests
+        for scheduler in ("vllm_v1", "vllm_v0")
+    }
+    assert started["vllm_v1"].scheduled_s[1] == pytest.approx(started["vllm_v1"].scheduled_s[0])
+    assert started["vllm_v0"].scheduled_s[1] > started["vllm_v0"].scheduled_s[0]
+
+
+@pytest.mark.parametrize(
     ("wrong", "report"),
     [
         ({"model": "lama-3-8b"}, "no model named 'lama-3-8b'. Did you mean: .*llama-3-8b"),

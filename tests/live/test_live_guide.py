@@ -41,7 +41,7 @@ FILE = {
     "num_requests = 300": f"num_requests = {LOADED}",
     'model = "llama-3.1-8b"': 'model = "tiny/config.json"',
     'gpu = "H100"': 'gpu = "cpu.toml"',
-    "num_blocks = 28332": f"num_blocks = {NUM_BLOCKS}",
+    "num_blocks = 28331": f"num_blocks = {NUM_BLOCKS}",
     "max_num_seqs = 256": f"max_num_seqs = {SEATS}",
     "max_num_batched_tokens = 2048": f"max_num_batched_tokens = {STEP_TOKENS}",
     "max_model_len = 8192": f"max_model_len = {LONGEST}\nblock_size = {BLOCK}",

@@ -246,7 +246,7 @@ def test_metrics_keys_and_aborts():
             text = await answer.text()
         assert 'vllm:num_requests_running{engine="0",model_name="toy"} 2.0' in text
         assert 'vllm:num_requests_waiting{engine="0",model_name="toy"} 2.0' in text
-        assert 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="4096"} 1.0' in text
+        assert 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="4097"} 1.0' in text
         assert server.slots_in_use == 4
         path = "/inference/v1/abort_requests"
         assert (await ask(session, server, path, headers=key, request_ids=["r0", "r3"]))[0] == 200

@@ -91,7 +91,7 @@ def _notes(d: Deployment) -> Iterator[str]:
         yield "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
     yield (
         f"Requests were admitted by memory policy {launch.policy_name(d.scheduler.memory)} with a watermark of "
-        f"{d.limits.watermark:g}; SGLang admits by its running estimate of the output still to come "
+        f"{d.watermark:g}; SGLang admits by its running estimate of the output still to come "
         "(--schedule-conservativeness)."
     )
     yield (

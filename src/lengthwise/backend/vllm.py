@@ -13,7 +13,7 @@ from typing import Any
 
 from lengthwise.backend import launch
 from lengthwise.backend.launch import Launch
-from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.deployment import NULL_BLOCKS, Deployment
 from lengthwise.schema.specs import GIB, dtype_name
 
 ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
@@ -74,8 +74,8 @@ def vllm_launch(
         "--max-num-batched-tokens": launch.step_tokens(d),
         "--block-size": block,
         "--gpu-memory-utilization": f"{d.limits.gpu_memory_utilization:g}" if device == "cuda" else None,
-        "--num-gpu-blocks-override": launch.kv_tokens(d) // block if launch.is_overridden(d) else None,
-        "--watermark": f"{d.limits.watermark:g}",
+        "--num-gpu-blocks-override": launch.kv_tokens(d) // block + NULL_BLOCKS if launch.is_overridden(d) else None,
+        "--watermark": f"{d.watermark:g}",
         "--enforce-eager": device == "cpu",
         "--no-enable-prefix-caching": True,
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",

@@ -1,5 +1,6 @@
 from .shapes import (
     active_parameters,
+    approximations,
     cross_kv_bytes_per_token,
     embedding_parameters,
     encoder_layer_parameters,
@@ -9,12 +10,14 @@ from .shapes import (
     layer_weight_bytes,
     parameters,
     stage_layers,
+    state_bytes_per_sequence,
     weight_bytes,
 )
 from .store import default_node, find_gpu, gpu, gpus, links, model, model_from_config, models, node, nodes, served_model
 
 __all__ = [
     "active_parameters",
+    "approximations",
     "cross_kv_bytes_per_token",
     "default_node",
     "embedding_parameters",
@@ -35,5 +38,6 @@ __all__ = [
     "parameters",
     "served_model",
     "stage_layers",
+    "state_bytes_per_sequence",
     "weight_bytes",
 ]

@@ -1,13 +1,18 @@
-"""Reads a model's shapes from a Hugging Face ``config.json``, by keys rather than by architecture."""
+"""Reads a model's shapes from a Hugging Face ``config.json``, by keys rather than by architecture.
+
+A key is read here, or is known not to change shapes (``_NEUTRAL``), or may have any value that turns it off. Any other
+key that looks like a shape refuses the model: its parameters would be counted wrongly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelFacts, ModelSpec, dtype_name
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, LinearAttentionSpec, ModelFacts, ModelSpec, dtype_name
 
 _TEXT_PARTS = ("text_config", "language_config", "llm_config")
 
@@ -17,14 +22,41 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
     | {"max_position_embeddings": 131_072, "sliding_window": 4096, "sliding_window_pattern": 6, "rms_norm_eps": 1e-6},
+    "llama4_text": {"interleave_moe_layer_step": 1, "attention_chunk_size": 8192, "no_rope_layer_interval": 4},
     "qwen": {"hidden_act": "silu"},
+    "qwen3_next": {"full_attention_interval": 4, "attn_output_gate": True},
 }
 
 _UNTIED_BY_CLASS = (  # types whose class does not tie head and embedding by default
-    *("codellama", "deepseek_v2", "deepseek_v3", "gpt_neox", "gptj", "internlm", "internlm2", "llama"),
-    *("mistral", "mixtral", "olmo", "phi", "phi3", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
-    "stablelm",
+    *("codellama", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "gpt_neox", "gpt_oss", "gptj"),
+    *("internlm", "internlm2", "kimi_k2", "llama", "llama4_text", "minimax_m2", "mistral", "mixtral", "olmo"),
+    *("phi", "phi3", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "stablelm"),
 )
+
+_NEUTRAL = re.compile(
+    # Patterns of whole words of a key, between underscores; keys that start with one are internal to transformers.
+    r"(^|_)("
+    r"(token|tokens|tokenizer|bos|eos|pad|length|len|seqlen|position|positions|context)"  # tokens and lengths
+    r"|(rope|rotary|yarn|dropout|pdrop|drop|layerdrop|init|initializer|std|eps|epsilon|norm|layernorm|rmsnorm|layer_norm)"
+    r"|(softcap|softcapping|softmax|scale|scaling|scalar|temperature|temp|logit|logits|clip|limit|beta|alpha)"
+    r"|(loss|aux|jitter|coef|dtype|fp32|fp16|bf16|cache|flash|sdpa|version|label|labels|summary|runner|parallel)"
+    r"|(image|vision|video|audio|mm|nextn|mtp|topk|scoring|routing|routed_scaling|ngram|beam|beams|suppress)"
+    r")(_|$)"
+    r"|^(_.*|architectures|auto_map|task_specific_params|quantization_bit|chunk_size_feed_forward|pruned_heads)$"
+    r"|^(n_group|topk_group|num_expert_group|ep_size|pretraining_tp|tensor_parallel_degree|seq_aux|top_k|top_p|seed)$"
+    r"|^(embedding|residual|attention|logits|lm_head)_multiplier$"
+    r"|^(full_attn_mod|interpolate_factor|multi_query_attention|reorder_and_upcast_attn|(moe_)?router_.*)$"
+    r"|^(num_return_sequences|max_batch_size|offset_alibi|skip_bias_add(_qkv)?|relative_attention_max_distance)$"
+    r"|^(layer_switch|dim_model_base)$"
+)
+
+_SHAPE_WORDS = frozenset(
+    ("attention", "attn", "block", "blocks", "channels", "chunk", "compress", "conv", "depth", "dim", "dims", "every",
+     "expand", "expansion", "expert", "experts", "ff", "ffn", "freq", "frequency", "gate", "groups", "head", "heads",
+     "hidden", "intermediate", "interval", "kernel", "layer", "layers", "linear", "lora", "mamba", "memory", "mixer",
+     "mlp", "moe", "multiplier", "num", "pattern", "period", "rank", "ratio", "share", "shared", "size", "sizes",
+     "skip", "sparse", "ssm", "state", "step", "steps", "stride", "width", "window")
+)  # fmt: skip
 
 
 class ConfigKeys:
@@ -36,14 +68,18 @@ class ConfigKeys:
         table = {**config, **(parts[0] if parts else {})}
         self.model_type = str(table.get("model_type", ""))
         self._table: dict[str, Any] = {**_CLASS_DEFAULTS.get(self.model_type, {}), **table}
+        self._given = parts[0] if parts else config  # beside the text's part, keys are of other modalities
         self._missing: list[str] = []
+        self._read: set[str] = set(_TEXT_PARTS)
 
     def has(self, *names: str) -> bool:
         """Return whether one of these keys is present, even as null."""
+        self._read.update(names)
         return any(name in self._table for name in names)
 
     def find(self, *names: str, default: Any = None) -> Any:
         """Return the value of the first of these keys that is not null, else ``default``."""
+        self._read.update(names)
         values = (self._table[name] for name in names if self._table.get(name) is not None)
         return next(values, default)
 
@@ -72,11 +108,46 @@ class ConfigKeys:
             self._missing.append(f"{quantity} (looked for {', '.join(names)})")
         return value or 1
 
+    def repeats(self, name: str, value: int) -> None:
+        """Take a key as known if it repeats a value that other keys gave."""
+        self._read.update({name} if self._table.get(name) == value else ())
+
     def check(self) -> None:
-        """Raise InputError if keys were missing; the message names every accepted alternative."""
+        """Raise InputError if keys were missing or not understood; the message names them and what is accepted."""
         if self._missing:
             lacking, keys = "; ".join(self._missing), ", ".join(sorted(self._table)) or "none"
             raise InputError(f"{self.where} must give the shapes of a model; it lacks {lacking}. Its keys are {keys}")
+        unread = {key: value for key, value in self._given.items() if key not in self._read}
+        if unknown := list(_shapes_in(unread)):
+            named = f" of type {self.model_type}" if self.model_type else ""
+            raise InputError(
+                f"every key of {self.where} that changes the shapes of a model{named} must be known; not known are "
+                f"{', '.join(unknown)}. Parameters and cost would be wrong. If a key changes no shapes, remove it from "
+                "a copy of the file; otherwise use a model of the catalog that is alike"
+            )
+
+
+def _shapes_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield "key = value" of keys that look like shapes: named so, or whole numbers above 1 or lists of numbers."""
+    for key, value in table.items():
+        if value in (None, False, 0, "", [], {}) or _NEUTRAL.search(key):
+            continue
+        is_named = not _SHAPE_WORDS.isdisjoint(key.lower().split("_"))
+        if isinstance(value, Mapping):
+            yield from _shapes_in(value, f"{prefix}{key}.")
+            continue
+        if isinstance(value, str):
+            is_shape = is_named and "pattern" in key
+        elif isinstance(value, list):
+            is_shape = is_named or all(isinstance(one, int | float) for one in value)
+        else:
+            is_shape = is_named or (isinstance(value, int) and value > 1)
+        if is_shape:
+            text = repr(value)
+            yield f"{prefix}{key} = {text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + '...'}"
+
+
+_LONGEST_VALUE = 40
 
 
 _BY_NAME = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}
@@ -85,9 +156,10 @@ _BY_BITS = {("int", 4): "int4", ("int", 8): "int8", ("float", 4): "fp4", ("float
 
 def weight_dtype(keys: ConfigKeys) -> str:
     """Return the canonical dtype of the weights (quantised: of the layers); bfloat16 if the config has none."""
-    table = keys.find("quantization_config")
+    table = keys.find("quantization_config", "compression_config")
+    stored = keys.find("dtype", "torch_dtype", default="bfloat16")
     if not isinstance(table, Mapping):
-        named = str(keys.find("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch.")
+        named = str(stored).removeprefix("torch.")
         try:
             return dtype_name("bfloat16" if named == "auto" else named)
         except UnknownNameError as error:
@@ -124,7 +196,9 @@ _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_p
 _ACTIVATION = ("feed_forward_proj", "hidden_act", "activation_function", "hidden_activation", "activation")
 _FOUR_TIMES_HIDDEN = ("n_inner", "n_embd", "n_embed", "alibi", "new_decoder_architecture")  # GPT-2, BLOOM, Falcon
 _BIASED_ATTENTION = {"qwen", "qwen2", "qwen2_moe", "qwen2_vl"}
-_BIASED = {"bart", "bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "phi"}
+_BIASED = {"bart", "bloom", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "opt", "phi"}
+_FULL, _LINEAR = "full_attention", "linear_attention"
+_WINDOWED = ("sliding_attention", "chunked_attention")
 
 
 def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
@@ -159,32 +233,83 @@ def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
 def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
     heads = keys.need("the attention heads", *_HEADS)
     kv_heads = keys.count(*_KV_HEADS, default=heads)
+    keys.has("new_decoder_architecture")
     if keys.find("multi_query") and not keys.find("new_decoder_architecture"):
         kv_heads = 1  # Falcon-7B lists all heads as num_kv_heads although it shares one
-    window, windowed = keys.count("sliding_window"), 0
-    is_shorter = window < keys.count(*_POSITIONS, default=window + 1)  # a window no shorter than the model is none
-    if window and is_shorter and keys.find("use_sliding_window") is not False:
-        windowed = max(0, layers - keys.count("max_window_layers"))
-        if types := keys.as_list("layer_types"):
-            windowed = sum(kind == "sliding_attention" for kind in types)
-        elif period := keys.count("sliding_window_pattern", "_sliding_window_pattern"):
-            windowed = layers - layers // period
+    kinds = _layer_kinds(keys, layers)
+    window, windowed = _window(keys, kinds, layers)
     has_bias = keys.model_type in _BIASED_ATTENTION | _BIASED
     bias = keys.find("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias", "enable_bias", "bias", default=has_bias)
-    latent = keys.count("kv_lora_rank")
-    head_dim = keys.count("qk_nope_head_dim") if latent else keys.count(*_HEAD_DIM)
-    return AttentionSpec(
+    keys.has("no_bias")  # of Qwen (1), whose attention has a bias all the same
+    keys.repeats("encoder_attention_heads", heads)
+    spec = AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim or hidden // heads,
+        head_dim=keys.count(*_HEAD_DIM) or hidden // heads,
         window_tokens=window if windowed else None,
         windowed_layers=windowed,
-        v_head_dim=keys.count("v_head_dim") or None if latent else None,
-        q_lora_rank=keys.count("q_lora_rank") if latent else 0,
-        kv_lora_rank=latent,
-        rope_head_dim=keys.count("qk_rope_head_dim") if latent else 0,
         bias=bool(bias),
+        output_gate=bool(keys.find("attn_output_gate", default=False)),
+        linear=_linear_attention(keys, kinds.count(_LINEAR)),
     )
+    return _latent(keys, spec) if keys.count("kv_lora_rank") else spec
+
+
+def _latent(keys: ConfigKeys, spec: AttentionSpec) -> AttentionSpec:
+    """Return MLA, with the indexer of sparse attention if there is one."""
+    width, rope = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
+    keys.repeats("qk_head_dim", width + rope)
+    return replace(
+        spec,
+        head_dim=width or spec.head_dim,
+        v_head_dim=keys.count("v_head_dim") or None,
+        q_lora_rank=keys.count("q_lora_rank"),
+        kv_lora_rank=keys.count("kv_lora_rank"),
+        rope_head_dim=rope,
+        index_heads=keys.count("index_n_heads"),
+        index_head_dim=keys.count("index_head_dim"),
+    )
+
+
+def _layer_kinds(keys: ConfigKeys, layers: int) -> list[str]:
+    """Return the kind of attention of each layer as far as a config lists them; empty if it does not."""
+    kinds = [str(kind) for kind in keys.as_list("layer_types")]
+    if not kinds and (period := keys.count("full_attention_interval")):
+        kinds = [_LINEAR if (index + 1) % period else _FULL for index in range(layers)]
+    # MiniMax: 1 is attention over all keys, 0 a linear attention of another kind.
+    kinds += ["lightning_attention" for kind in keys.as_list("attn_type_list") if kind != 1]
+    if unknown := sorted(set(kinds) - {_FULL, _LINEAR, *_WINDOWED}):
+        known = ", ".join((_FULL, *_WINDOWED, _LINEAR))
+        raise InputError(
+            f"the layers of {keys.where} must be of {known}; some are of {', '.join(unknown)}. Their parameters and "
+            "cost are not known: use a model of the catalog that is alike"
+        )
+    return kinds
+
+
+def _window(keys: ConfigKeys, kinds: list[str], layers: int) -> tuple[int, int]:
+    """Return (tokens of the window, layers that have it)."""
+    no_rope, every = keys.as_list("no_rope_layers"), keys.count("no_rope_layer_interval")
+    first, period = keys.count("max_window_layers"), keys.count("sliding_window_pattern", "_sliding_window_pattern")
+    chunk, window = keys.count("attention_chunk_size"), keys.count("sliding_window", "sliding_window_size")
+    is_used = keys.find("use_sliding_window") is not False
+    window = chunk or window
+    is_shorter = window < keys.count(*_POSITIONS, default=window + 1)  # a window no shorter than the model is none
+    if not (window and is_shorter and (chunk or is_used)):
+        return 0, 0
+    if kinds:
+        return window, sum(kind in _WINDOWED for kind in kinds)
+    if chunk:  # Llama 4: layers with rotary positions see their chunk alone
+        return window, sum(map(bool, no_rope)) if no_rope else layers - layers // (every or layers + 1)
+    return window, layers - layers // period if period else max(0, layers - first)
+
+
+def _linear_attention(keys: ConfigKeys, layers: int) -> LinearAttentionSpec | None:
+    if not layers:
+        return None
+    heads = ("linear_num_key_heads", "linear_num_value_heads")
+    names = (*heads, "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim")
+    return LinearAttentionSpec(layers, *(keys.need("the heads of linear attention", name) for name in names))
 
 
 def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
@@ -194,28 +319,47 @@ def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
         # Qwen (1) gives the width of gate and up projection together.
         intermediate = width // 2 if keys.model_type == "qwen" else width
     bias = keys.find("mlp_bias", "use_bias", "enable_bias", "bias", default=keys.model_type in _BIASED)
-    dense = FfnSpec(intermediate=intermediate, gated=_is_gated(keys), bias=bool(bias))
+    keys.repeats("encoder_ffn_dim", intermediate)
     experts = keys.count(*_EXPERTS)
+    keys.has(*_EXPERTS_PER_TOKEN)
+    per_token = keys.need("the experts a token visits", *_EXPERTS_PER_TOKEN) if experts > 1 else 0
     expert_width = keys.count("moe_intermediate_size", default=intermediate)
-    shared = keys.count("n_shared_experts", "num_shared_experts") * expert_width
+    is_llama4 = keys.model_type == "llama4_text"  # each expert layer has a shared expert of the experts' width
+    shared = keys.count("n_shared_experts", "num_shared_experts", default=int(is_llama4)) * expert_width
+    shared = keys.count("shared_expert_intermediate_size", "shared_intermediate_size", default=shared)
+    intermediate = keys.count("intermediate_size_mlp", default=intermediate)
+    dense_layers, interleaved = _dense_layers(keys, layers)
+    dense = FfnSpec(intermediate=intermediate, gated=_is_gated(keys), bias=bool(bias))
     if experts <= 1:
         return dense
     return replace(
         dense,
         experts=experts,
-        experts_per_token=keys.need("the experts a token visits", *_EXPERTS_PER_TOKEN),
+        experts_per_token=per_token,
         expert_intermediate=expert_width,
-        shared_intermediate=keys.count("shared_expert_intermediate_size", default=shared),
-        dense_layers=_dense_layers(keys, layers),
+        shared_intermediate=shared,
+        dense_layers=dense_layers,
+        interleaved=interleaved,
     )
 
 
-def _dense_layers(keys: ConfigKeys, layers: int) -> int:
-    """Return how many layers of an MoE model are dense, wherever they are."""
-    if isinstance(keys.find("moe_layer_freq"), list):
-        return sum(not is_sparse for is_sparse in keys.as_list("moe_layer_freq"))
-    step = keys.count("decoder_sparse_step", "moe_layer_freq", default=1) or 1
-    return max(keys.count("first_k_dense_replace"), len(keys.as_list("mlp_only_layers")), layers - layers // step)
+def _dense_layers(keys: ConfigKeys, layers: int) -> tuple[int, bool]:
+    """Return (how many layers of an MoE model are dense, whether they alternate with the others)."""
+    first, listed = keys.count("first_k_dense_replace"), keys.as_list("mlp_only_layers")
+    with_experts, kinds = keys.as_list("moe_layers"), keys.as_list("mlp_layer_types")
+    frequency = keys.find("moe_layer_freq")
+    steps = ("decoder_sparse_step", "interleave_moe_layer_step")
+    step = keys.count(*steps, default=1) or 1
+    if isinstance(frequency, list):
+        return sum(not is_sparse for is_sparse in frequency), False
+    if kinds:
+        return sum(kind == "dense" for kind in kinds), False
+    if with_experts:
+        dense = layers - len(with_experts)
+        return dense, min(with_experts) < dense
+    step = max(step, keys.count("moe_layer_freq", default=1))
+    alternating = layers - layers // step
+    return max(first, len(listed), alternating), alternating > max(first, len(listed))
 
 
 _UNGATED_FAMILIES = ("gpt", "opt", "phi", "bloom", "mpt", "falcon", "starcoder", "t5", "codegen", "bert")

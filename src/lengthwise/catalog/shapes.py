@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.specs import FfnSpec, ModelSpec, dtype_bytes, dtype_name
+from lengthwise.schema.specs import FfnSpec, LinearAttentionSpec, ModelSpec, dtype_bytes, dtype_name
 
 _SCALE_BYTES = {"int4": 2.5 / 128, "fp4": 1 / 16}
 """Bytes of scales per weight: GPTQ and AWQ have a 16-bit scale and a 4-bit zero per 128, NVFP4 an fp8 scale per 16."""
@@ -28,9 +28,20 @@ def layer_parameters(spec: ModelSpec, index: int) -> int:
     """Return the weights of decoder layer ``index`` with all experts; raise InputError if there is no such layer."""
     if not 0 <= index < spec.layers:
         raise InputError(f"a layer of {spec.name} must be in 0..{spec.layers - 1}; it is {index}")
+    linear, ffn = spec.attention.linear, spec.ffn
     attention = _attention(spec) * (2 if spec.encoder_layers else 1)
+    if linear is not None and not _is_spread(index, spec.caching_layers, spec.layers):
+        attention = _linear_attention(linear, spec.hidden)
+    dense = index < ffn.dense_layers
+    if ffn.interleaved:
+        dense = not _is_spread(index, spec.layers - ffn.dense_layers, spec.layers)
     norms = 3 if spec.encoder_layers else 2
-    return attention + _ffn(spec, dense=index < spec.ffn.dense_layers) + norms * _norm(spec)
+    return attention + _ffn(spec, dense=dense) + norms * _norm(spec)
+
+
+def _is_spread(index: int, count: int, layers: int) -> bool:
+    """Return whether a layer is one of ``count`` that are spread evenly, the last of each period."""
+    return (index + 1) * count // layers > index * count // layers
 
 
 def encoder_layer_parameters(spec: ModelSpec) -> int:
@@ -68,7 +79,37 @@ def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
     attention = spec.attention
     latent, heads = attention.kv_lora_rank + attention.rope_head_dim, attention.head_dim + _v_head_dim(spec)
     elements = latent if attention.is_mla else attention.kv_heads * heads
-    return spec.layers * elements * (dtype_bytes(dtype) if dtype else _at_least_16_bit(spec.dtype))
+    each = elements * (dtype_bytes(dtype) if dtype else _at_least_16_bit(spec.dtype))
+    # The key of an indexer is stored in FP8 with a 32-bit scale whatever the cache's dtype.
+    return spec.caching_layers * (each + (attention.index_head_dim + 4 if attention.index_heads else 0))
+
+
+def state_bytes_per_sequence(spec: ModelSpec) -> float:
+    """Return a sequence's bytes of states in all layers of linear attention; 0 without any."""
+    linear = spec.attention.linear
+    return linear.layers * linear.state_elements * _at_least_16_bit(spec.dtype) if linear else 0.0
+
+
+def approximations(spec: ModelSpec) -> tuple[str, ...]:
+    """Return how the cost model simplifies this model's layers, a sentence each; empty for attention over all keys."""
+    attention, found = spec.attention, []
+    if attention.window_tokens and attention.windowed_layers:
+        found.append(
+            f"{spec.name}: {attention.windowed_layers} of {spec.layers} layers have a window of "
+            f"{attention.window_tokens:,} tokens; their attention is timed by it, and their KV cache is counted as if "
+            "it kept all tokens, which an engine with a hybrid KV cache does not."
+        )
+    if attention.index_heads:
+        found.append(
+            f"{spec.name}: sparse attention is timed as attention over all keys, without its indexer: steps over long "
+            "contexts are faster on an engine with its kernels."
+        )
+    if attention.linear:
+        found.append(
+            f"{spec.name}: {attention.linear.layers} of {spec.layers} layers have linear attention, timed by the "
+            "roofline alone; memory for the states of max_num_seqs sequences is set aside."
+        )
+    return tuple(found)
 
 
 def cross_kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
@@ -86,6 +127,15 @@ def stage_layers(spec: ModelSpec, pp: int, *, encoder: bool = False) -> list[int
     return [per_stage + (pp - 1 - rest <= stage < pp - 1) for stage in range(pp)]
 
 
+def _linear_attention(linear: LinearAttentionSpec, hidden: int) -> int:
+    value = linear.value_heads * linear.value_head_dim
+    # Queries, keys, values and the output's gate; two gates per value head; the convolution; decay and time step of
+    # each value head; the norm of the output.
+    into = hidden * (linear.conv_channels + value + 2 * linear.value_heads)
+    own = linear.conv_channels * linear.conv_kernel + 2 * linear.value_heads + linear.value_head_dim
+    return into + own + value * hidden
+
+
 def _attention(spec: ModelSpec) -> int:
     attention, hidden, v_head_dim = spec.attention, spec.hidden, _v_head_dim(spec)
     if attention.is_mla:  # DeepSeek-V2 (arXiv:2405.04434, section 2.1), with the norms of both latents
@@ -94,13 +144,17 @@ def _attention(spec: ModelSpec) -> int:
         query = hidden * rank + rank + rank * query_width if rank else hidden * query_width
         down = hidden * (latent + attention.rope_head_dim) + latent
         up = latent * attention.heads * (attention.head_dim + v_head_dim)
-        return query + down + up + attention.heads * v_head_dim * hidden
+        # Of an indexer: query heads from the latent, one key with a LayerNorm, a weight for each head.
+        width, index_heads = attention.index_head_dim, attention.index_heads
+        indexer = (rank or hidden) * index_heads * width + hidden * (width + index_heads) + 2 * width if width else 0
+        return query + down + up + attention.heads * v_head_dim * hidden + indexer
     query, key = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     value, output = attention.kv_heads * v_head_dim, attention.heads * v_head_dim
     bias = query + key + value if attention.bias else 0
     # If only the projections into attention have a bias (Qwen2), the MLP has none either.
     bias += hidden if attention.bias and spec.ffn.bias else 0
-    return hidden * (query + key + value + output) + bias
+    gate = output if attention.output_gate else 0
+    return hidden * (query + gate + key + value + output) + bias
 
 
 def _ffn(spec: ModelSpec, *, dense: bool) -> int:
@@ -109,7 +163,8 @@ def _ffn(spec: ModelSpec, *, dense: bool) -> int:
         return _mlp(hidden, ffn.intermediate, ffn)
     experts = ffn.experts * _mlp(hidden, ffn.expert_intermediate, ffn)
     shared = _mlp(hidden, ffn.shared_intermediate, ffn) if ffn.shared_intermediate else 0
-    return hidden * ffn.experts + experts + shared
+    router = hidden * ffn.experts + (ffn.experts if ffn.bias else 0)
+    return router + experts + shared
 
 
 def _mlp(hidden: int, intermediate: int, ffn: FfnSpec) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
@@ -28,7 +29,9 @@ def model(name_or_path: str | Path) -> ModelSpec:
     if (known := _lookup(str(name_or_path), models())) is not None:
         return known
     if not path.is_dir() and path.suffix != ".json":
-        raise UnknownNameError("model", str(name_or_path), models())
+        if (variant := _variant(str(name_or_path))) is not None:
+            return variant
+        raise UnknownNameError("model", str(name_or_path), models(), or_else="the path of its config.json")
     file = path / "config.json" if path.is_dir() else path
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     try:
@@ -49,8 +52,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
 
 def served_model(name: str) -> ModelSpec | None:
     """Return the model that a server reports by a name, an alias, or a path that ends with one; None if unknown."""
-    known = models()
-    return _lookup(name, known) or _lookup(PurePosixPath(name).name, known)
+    return _lookup(name, models()) or _variant(PurePosixPath(name).name)
 
 
 def gpu(name: str | Path) -> GpuSpec:
@@ -118,6 +120,32 @@ def _lookup(name: str, known: Mapping[str, Spec]) -> Spec | None:
     return None
 
 
+_ORGANISATION = re.compile(r"^[\w-][\w.-]*/(?=[\w.-]+$)")
+_TUNED = ("instruct", "chat", "it", "pt", "base", "hf", "dynamic", "block", "bnb")
+_STORED = {  # suffixes of checkpoints that store the same shapes in another dtype
+    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
+    **dict.fromkeys(("fp16", "float16"), "float16"),
+    **dict.fromkeys(("fp8", "w8a8-fp8"), "fp8"),
+    **dict.fromkeys(("int8", "w8a8", "w8a16", "8bit"), "int8"),
+    **dict.fromkeys(("int4", "awq", "gptq", "w4a16", "4bit"), "int4"),
+    **dict.fromkeys(("fp4", "nvfp4", "mxfp4"), "fp4"),
+}
+
+
+def _variant(name: str) -> ModelSpec | None:
+    """Return the model whose fine-tune or quantisation a name says: "org/Name-Instruct-FP8"; None if unknown."""
+    known, rest, dtype = models(), _ORGANISATION.sub("", normalized(name)), None
+    while (spec := _lookup(rest, known)) is None:
+        rest, _, suffix = rest.replace("quantized.", "").rpartition("-")
+        if not rest or (suffix not in _TUNED and suffix not in _STORED):
+            return None
+        # "GPTQ-Int8": the outer suffix is the exact one.
+        dtype = dtype or _STORED.get(suffix)
+    # The weights are those of this name; the catalog's own have another dtype or are of another fine-tune.
+    metadata = spec.metadata if dtype is None else replace(spec.metadata, dtype=dtype, aliases=())
+    return replace(spec, metadata=replace(metadata, aliases=(name,)) if "/" in name else metadata)
+
+
 def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
     if (spec := _lookup(name, known)) is None:
         raise UnknownNameError(kind, name, known)
@@ -173,6 +201,8 @@ def _value(value: Any, hint: Any, where: str) -> Any:
         return tuple(_of_type(item, str, where) for item in _of_type(value, list, where))
     if hint == dict[str, float]:
         return {name: _value(n, float, f"{where}.{name}") for name, n in _of_type(value, dict, where).items()}
+    if hint == specs.LinearAttentionSpec | None:
+        return _of_type(value, specs.LinearAttentionSpec, where)
     return _of_type(value, hint, where)
 
 
@@ -190,8 +220,15 @@ def _model(name: str, table: Mapping[str, Any], where: str) -> ModelSpec:
     values["metadata"] = build(ModelFacts, metadata, where)
     for key, spec in (("attention", specs.AttentionSpec), ("ffn", specs.FfnSpec)):
         if key in values:
-            values[key] = build(spec, values[key], f"{where}: {key}")
+            values[key] = build(spec, _with_linear(values[key], where), f"{where}: {key}")
     return build(ModelSpec, {"name": name, **values}, where)
+
+
+def _with_linear(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the table of an attention with its linear attention, if it has one, as a record."""
+    linear = table.get("linear")
+    made = {} if linear is None else {"linear": build(specs.LinearAttentionSpec, linear, f"{where}: linear")}
+    return {**table, **made}
 
 
 def _gpu(name: str, table: Mapping[str, Any], where: str) -> GpuSpec:

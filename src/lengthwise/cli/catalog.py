@@ -78,12 +78,13 @@ def _show_models() -> None:
 
 def _show_model(name: str) -> None:
     m = catalog.model(name)  # or a config.json
-    published = m.metadata.published_params
+    published, states = m.metadata.published_params, catalog.state_bytes_per_sequence(m)
     properties = [
         ("parameters", f"{catalog.parameters(m):,}" + (f" (published: {count(published)})" if published else "")),
         ("active a token", count(catalog.active_parameters(m)) if m.ffn.experts else ""),
         ("weights", gib(catalog.weight_bytes(m))),
         ("KV a token", f"{catalog.kv_bytes_per_token(m) / 1024:,.1f} KiB"),
+        ("state a sequence", f"{states / 1024:,.0f} KiB" if states else ""),
         ("layers", f"{m.layers}" + (f" and {m.encoder_layers} of an encoder" if m.encoder_layers else "")),
         ("hidden", f"{m.hidden:,}"),
         ("vocabulary", f"{m.vocab:,}" + (" (head tied to the embedding)" if m.tied_embeddings else "")),
@@ -93,6 +94,7 @@ def _show_model(name: str) -> None:
         ("dtype", m.dtype),
         ("also called", ", ".join(m.metadata.aliases)),
         ("source", m.metadata.source),
+        ("simplified", " ".join(catalog.approximations(m))),
     ]
     print_properties(m.name, properties)
 
@@ -103,6 +105,8 @@ def _attention(a: AttentionSpec) -> str:
     else:
         kind = "MHA" if a.kv_heads == a.heads else "MQA" if a.kv_heads == 1 else "GQA"
         text = f"{kind} {a.heads}/{a.kv_heads} x {a.head_dim}"
+    text += f", sparse by {a.index_heads} x {a.index_head_dim}" if a.index_heads else ""
+    text += f", {a.linear.layers} layers linear" if a.linear else ""
     return text + (f", window {a.window_tokens:,}" if a.window_tokens else "")
 
 

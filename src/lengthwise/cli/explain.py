@@ -113,6 +113,8 @@ def show(variant: Variant, found: Explanation) -> None:
         *([f"bound by {bound}", *(f"{step.bound_shares[bound]:.0%}" for step in steps)] for bound in _BOUND),
     ]
     print_table(("operator", *(step.name for step in steps)), rows, wraps=("operator",))
+    for note in found.notes:
+        typer.echo(f"note: {note}")
 
 
 def _scheduler(variant: Variant) -> str:

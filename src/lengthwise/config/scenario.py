@@ -131,7 +131,7 @@ ALIASES: dict[str, dict[str, str]] = {
     "deployment": _aliases(
         model="model_path", gpu="hardware system", tp="tensor_parallel tensor_parallel_size",
         pp="pipeline_parallel pipeline_parallel_size", replicas="dp data_parallel_size num_replicas",
-        weight_dtype="dtype", kv_dtype="kv_cache_dtype", num_blocks="num_gpu_blocks num_gpu_blocks_override",
+        weight_dtype="dtype", kv_dtype="kv_cache_dtype",
     ),
     "engine": _aliases(
         max_num_seqs="max_batch_size", max_num_batched_tokens="max_num_tokens chunk_size", block_size="page_size",

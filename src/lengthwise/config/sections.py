@@ -159,7 +159,7 @@ class DeploymentSection(Section):
     memory_planner: Text = "lengthwise"
     weight_dtype: Text | None = None
     kv_dtype: Text | None = None
-    num_blocks: Count | None = None  # overrides the memory planner's KV blocks of a replica
+    num_blocks: Count | None = None  # usable KV blocks of a replica, not as planned; vLLM's less its null block
     decode: DecodeSection | None = None  # replicas that decode; those of this table then only prefill
 
     @property
@@ -198,7 +198,8 @@ class EngineSection(Section):
     gpu_memory_utilization: Share = 0.9
     max_model_len: Annotated[int, Field(ge=2, le=2**24)] | None = None
     max_step_seqs: Seqs | Literal["per_stage"] | None = None  # "per_stage": max_num_seqs / pipeline stages, as in Vidur
-    watermark: Annotated[NotNan, Field(ge=0, lt=1)] = 0.01
+    # Share of the KV blocks that admission keeps free; None: 0.01 for paged and paged_strict (vLLM v0, Vidur), else 0.
+    watermark: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
     timeout_s: Seconds = math.inf  # when a client gives up
     enable_prefix_caching: bool = False
     max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: as many as stages

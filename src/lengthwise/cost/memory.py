@@ -11,7 +11,7 @@ import numpy as np
 
 from lengthwise import catalog
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.deployment import EngineLimits, KvPlan, Parallelism
+from lengthwise.schema.deployment import NULL_BLOCKS, EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import GIB, MIB, GpuSpec, ModelSpec, dtype_bytes
 
@@ -49,9 +49,9 @@ class Shard:
 
     @property
     def kv_bytes(self) -> float:
-        """Return bytes of one token's cache in one layer on this GPU; every GPU holds an MLA latent."""
+        """Return bytes of one token's cache in one caching layer on this GPU; every GPU holds an MLA latent."""
         attention = self.model.attention
-        layer = catalog.kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
+        layer = catalog.kv_bytes_per_token(self.model, self.kv_dtype) / self.model.caching_layers
         return layer if attention.is_mla else layer * self.kv_heads / attention.kv_heads
 
     @property
@@ -121,7 +121,8 @@ def plan_memory(
     """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks (or ``num_blocks``, regardless).
 
     "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, minus weights (embedding, head, the
-    stage's layers, replicated KV heads), the peak of activations in a step, context and communication buffers. "vidur"
+    stage's layers, replicated KV heads), the peak of activations in a step, context and communication buffers, and one
+    null block. "vidur"
     follows Vidur: no embedding, head or activations, 10 % margin on the nominal GiB, complete requests of
     ``max_model_len``
         only.
@@ -174,13 +175,16 @@ def _plan_vllm(
     wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
     activation = limits.max_num_batched_tokens * (3 * wide / parallel.tp + 3 * model.hidden) * 2.0
     activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
+    states = catalog.state_bytes_per_sequence(model) * max(shard.layers) / model.layers / parallel.tp
+    activation += limits.max_num_seqs * states  # of linear attention
     reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.tp * parallel.pp, NCCL_BYTES_MORE)
     usable = gpu.memory_bytes * limits.gpu_memory_utilization - reserve
-    per_block = np.array(shard.layers) * shard.kv_bytes * limits.block_size
+    caching = model.caching_layers / model.layers
+    per_block = np.array(shard.layers) * caching * shard.kv_bytes * limits.block_size
     blocks = np.floor((usable - weights - activation) / per_block)
     fullest = int(np.argmin(blocks))
     return KvPlan(
-        num_blocks=int(blocks[fullest]),
+        num_blocks=int(blocks[fullest]) - NULL_BLOCKS,
         block_size=limits.block_size,
         weight_bytes=float(weights[fullest]),
         activation_bytes=activation,
@@ -245,8 +249,9 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
 
 
 def _missing_bytes(plan: KvPlan, max_model_len: int) -> tuple[float, float]:
-    """Return (bytes that a GPU lacks, bytes of one request's cache)."""
-    cache = -(-max_model_len // plan.block_size) * plan.kv_bytes_per_block
+    """Return (bytes that a GPU lacks, bytes of one request's cache and of the null block)."""
+    blocks = -(-max_model_len // plan.block_size) + (NULL_BLOCKS if plan.planner == "lengthwise" else 0)
+    cache = blocks * plan.kv_bytes_per_block
     if plan.num_blocks >= 1 and plan.planner == "vidur":
         return 0.0, cache
     return plan.weight_bytes + plan.activation_bytes + cache - plan.available_bytes, cache

@@ -9,8 +9,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from lengthwise import catalog
 from lengthwise.cost import roofline_note
-from lengthwise.schema.cost_tables import CostTables, Floats, Front, PartError
+from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, Floats, Front, PartError
 from lengthwise.schema.deployment import Deployment
 
 DRAWS = 16
@@ -18,6 +19,8 @@ LEVEL = 0.9
 LARGEST_RUN = 50_000  # requests of a run up to which it is repeated by default
 _NAMES = ("layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked")
 PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; "front", the way into the engine, has errors as well
+FIT_ERROR_LIMIT = 0.2
+"""Median error of an operator's held-out rows above which answers warn of the fit."""
 _DESIGNS = 200
 _Part = tuple[str, int]  # a part, and the index of its error, of which there is rarely more than one
 
@@ -92,6 +95,33 @@ def hardware_note(deployment: Deployment) -> str:
     roofline = f"roofline of {deployment.model.name} on {deployment.gpu.name}"
     source = deployment.cost.evidence.source
     return roofline_note(deployment.gpu) if source.startswith(roofline) and "calibrated" not in source else ""
+
+
+def fit_warning(tables: CostTables) -> str:
+    """Return a warning if operators of the tables fit their profile badly, a sentence; "" otherwise."""
+    every = [*tables.evidence.fit, *(tables.other.tables.evidence.fit if tables.other else ())]
+    worst: dict[str, float] = {}
+    for one in every:
+        worst[one.operator] = max(one.median, worst.get(one.operator, 0.0))
+    poor = {name: median for name, median in worst.items() if median > FIT_ERROR_LIMIT}
+    if not poor:
+        return ""
+    named = ", ".join(f"{name} by {median:.0%}" for name, median in sorted(poor.items(), key=lambda one: -one[1]))
+    return (
+        f"The cost tables fit their profile badly: held-out rows are off by more than {FIT_ERROR_LIMIT:.0%} at the "
+        f"median ({named}). Do not rely on step times before `lengthwise profile fit` shows smaller errors."
+    )
+
+
+def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
+    """Return what limits the trust in a deployment's costs, a sentence each: fits, unmeasured rows, simplifications."""
+    sides = [side for side in (deployment, deployment.decode) if side is not None]
+    tables = [side.cost for side in sides]
+    notes = [hardware_note(deployment), *map(fit_warning, tables)]
+    if any(NOT_MEASURED in one.evidence.source for one in tables):
+        notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
+    notes += catalog.approximations(deployment.model)
+    return tuple(dict.fromkeys(note for note in notes if note))
 
 
 @lru_cache(maxsize=16)

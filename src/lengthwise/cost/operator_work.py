@@ -16,7 +16,7 @@ import numpy as np
 
 from lengthwise.cost.memory import Shard
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, LinkSpec, ModelSpec, NodeSpec, dtype_name
+from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, LinearAttentionSpec, LinkSpec, ModelSpec, NodeSpec, dtype_name
 
 OVERLAP_POWER = 4  # compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum
 SCALE_BYTES = {"fp4": 1 / 16, "int4": 2.5 / 128}
@@ -119,6 +119,7 @@ PROFILE_OPERATORS: dict[str, tuple[tuple[str, float], ...]] = {
     "post-attention norm": (("norms", 0.5),),
     "residual add": (("norms", 0.375),),
     "fused moe": (("experts up", 1.0), ("expert activation", 1.0), ("experts down", 1.0)),
+    "moe block": (("router", 1.0), ("experts up", 1.0), ("expert activation", 1.0), ("experts down", 1.0)),
 }
 """Operators of a profile as shares of the roofline's: two norms move eight hidden sizes a token, a residual three."""
 
@@ -137,12 +138,15 @@ def layer_share(model: ModelSpec, operator: str) -> float:
     ffn, attention = model.ffn, model.attention
     if ffn.experts and operator in ("mlp up", "activation", "mlp down"):
         return ffn.dense_layers / model.layers
-    if ffn.experts and operator.startswith(("router", "expert", "fused moe", "shared ")):
+    if ffn.experts and operator.startswith(("router", "expert", "fused moe", "moe block", "shared ")):
         return 1 - ffn.dense_layers / model.layers
     windowed = attention.windowed_layers / model.layers if attention.window_tokens else 0.0
     if operator.endswith("window attention"):
         return windowed
-    return 1 - windowed if operator in ("prefill attention", "decode attention") else 1.0
+    caching = model.caching_layers / model.layers
+    if operator in ("prefill attention", "decode attention"):
+        return caching - windowed
+    return caching if operator in ("qkv projection", "rope", "kv write", "output projection") else 1.0
 
 
 @dataclass(frozen=True)
@@ -250,10 +254,14 @@ class Operators:
         hidden = self.model.hidden
         norms = 3 if self.model.encoder_layers else 2
         works = [
-            self.kernels.stream("norms", norms * 4 * hidden * self.wide * tokens, kernels=norms),
             *(self._latent_projections(tokens) if self.is_mla else self._projections(tokens)),
             self.kernels.stream("kv write", tokens * self.shard.kv_bytes * 2),
         ]
+        if linear := self.model.attention.linear:
+            caching = self.model.caching_layers / self.model.layers
+            works = [work.times(caching) for work in works]
+            works += [work.times(1 - caching) for work in self._linear_projections(tokens, linear)]
+        works.insert(0, self.kernels.stream("norms", norms * 4 * hidden * self.wide * tokens, kernels=norms))
         ffn = self.model.ffn
         dense = ffn.dense_layers / self.model.layers if ffn.experts else 1.0
         works += [work.times(dense) for work in self._mlp(tokens, ffn.intermediate)] if dense else []
@@ -300,6 +308,8 @@ class Operators:
         if windowed:
             window = self.model.attention.window_tokens
             works.append(self._prefill("prefill window attention", chunk, context, window).times(windowed))
+        if linear := self.model.attention.linear:
+            works.append(self._linear_attention("prefill", chunk, 1.0, linear))
         if self.is_mla:
             # A later chunk expands the latents of its context again; a first chunk has none.
             expansion = self._up_projection("context up-projection", context)
@@ -317,19 +327,43 @@ class Operators:
             # The window cuts the mean context, since only the sum over sequences is known.
             seen = np.minimum(kv_tokens, seqs * (self.model.attention.window_tokens or 0))
             works.append(self._decode("decode window attention", seqs, seen).times(windowed))
+        if linear := self.model.attention.linear:
+            works.append(self._linear_attention("decode", seqs, seqs, linear))
         return works
 
     @property
     def _layer_shares(self) -> tuple[float, float]:
         attention = self.model.attention
         windowed = attention.windowed_layers / self.model.layers if attention.window_tokens else 0.0
-        return 1.0 - windowed, windowed
+        return self.model.caching_layers / self.model.layers - windowed, windowed
+
+    def _linear_projections(self, tokens: Any, linear: LinearAttentionSpec) -> list[Work]:
+        value = linear.value_heads * linear.value_head_dim
+        into = linear.conv_channels + value + 2 * linear.value_heads
+        channels = linear.conv_channels / self.tp
+        return [
+            self.kernels.gemm("linear projection in", tokens, into / self.tp, self.model.hidden),
+            self.kernels.stream("convolution", 2 * channels * self.wide * tokens),
+            self.kernels.gemm("linear projection out", tokens, self.model.hidden, value / self.tp),
+        ]
+
+    def _linear_attention(self, phase: str, tokens: Any, seqs: Any, linear: LinearAttentionSpec) -> Work:
+        """Return the mean layer's recurrence: each sequence's state is read and written once in a step."""
+        share = linear.layers / self.model.layers
+        rows = linear.conv_channels + 2 * linear.value_heads * linear.value_head_dim
+        moved = (2 * linear.state_elements * seqs + rows * tokens) * self.wide / self.tp
+        work = self.kernels.stream(f"{phase} linear attention", moved)
+        # A token decays and updates the state and reads it: three products of the state's size.
+        flops = 6.0 * linear.value_heads * linear.key_head_dim * linear.value_head_dim * tokens / self.tp
+        compute_s = flops / (self.kernels.gpu.flops("bfloat16") * self.kernels.curves.prefill.efficiency)
+        return replace(work, flops=flops, compute_s=compute_s).times(share)
 
     def _projections(self, tokens: Any) -> list[Work]:
         attention, shard, hidden = self.model.attention, self.shard, self.model.hidden
         query, key = shard.heads * attention.head_dim, shard.kv_heads * attention.head_dim
         value, out = shard.kv_heads * shard.v_dim, shard.heads * shard.v_dim
-        works = [self.kernels.gemm("qkv projection", tokens, query + key + value, hidden)]
+        gate = out if attention.output_gate else 0
+        works = [self.kernels.gemm("qkv projection", tokens, query + gate + key + value, hidden)]
         works.append(self.kernels.gemm("output projection", tokens, hidden, out))
         if self.model.encoder_layers:
             works.append(self.kernels.gemm("cross projection in", tokens, query, hidden))
@@ -374,18 +408,21 @@ class Operators:
         drawn = np.asarray(tokens) ** self.kernels.curves.routing_power
         return ffn.experts * -np.expm1(drawn * math.log1p(-share))
 
-    def _moe(self, tokens: Any) -> list[Work]:
+    def experts(self, tokens: Any, activated: Any) -> list[Work]:
+        """Return the work of an MoE layer's router and experts, of which the tokens activate a number."""
         ffn, hidden = self.model.ffn, self.model.hidden
         into = 2 if ffn.gated else 1
         width = ffn.expert_intermediate / self.tp
-        hit = self.experts_hit(tokens)
         rows = tokens * ffn.experts_per_token
-        works = [
+        return [
             self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
-            self.kernels.grouped_gemm("experts up", rows, hit, into * width, hidden),
+            self.kernels.grouped_gemm("experts up", rows, activated, into * width, hidden),
             self.kernels.stream("expert activation", (into + 1) * width * self.wide * rows),
-            self.kernels.grouped_gemm("experts down", rows, hit, hidden, width),
+            self.kernels.grouped_gemm("experts down", rows, activated, hidden, width),
         ]
+
+    def _moe(self, tokens: Any) -> list[Work]:
+        ffn, works = self.model.ffn, self.experts(tokens, self.experts_hit(tokens))
         if ffn.shared_intermediate:
             works += [replace(work, name=f"shared {work.name}") for work in self._mlp(tokens, ffn.shared_intermediate)]
         return works

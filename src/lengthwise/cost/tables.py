@@ -243,7 +243,7 @@ class FitReport:
     notes: tuple[str, ...] = ()  # extrapolations, rows left out, errors of sums
 
 
-CACHE_VERSION = 8
+CACHE_VERSION = 9
 
 
 def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur") -> Path:

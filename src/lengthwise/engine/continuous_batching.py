@@ -35,7 +35,7 @@ class Limits:
     max_num_batched_tokens: int = 2048
     block_size: int = 16
     num_blocks: int = 4096
-    watermark: float = 0.01
+    watermark: float = 0.0
     max_num_queued_reqs: int | None = None
     by_priority: bool = False
 
@@ -48,7 +48,7 @@ class Limits:
             limits.max_num_batched_tokens,
             kv.block_size,
             kv.num_blocks,
-            limits.watermark,
+            deployment.watermark,
             by_priority=deployment.scheduler.rank == "priority",
         )
 

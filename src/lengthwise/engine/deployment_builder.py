@@ -49,7 +49,7 @@ def deploy(
             (``cost.ENGINE_HOSTS``), or seconds, instead of those of ``cost``; "default" keeps the latter. Tables from a
             file that contain a host overhead (calibrated ones) accept no other.
         memory_planner: "lengthwise" or "vidur".
-        num_blocks: KV blocks of a replica; None: as planned.
+        num_blocks: Usable KV blocks of a replica; None: as planned.
 
     Raises:
         InputError: A name is unknown, a size is wrong, the model does not fit, or a profile lacks operators that the

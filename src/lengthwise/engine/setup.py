@@ -101,7 +101,7 @@ class Params:
         self.max_in_flight = limits.max_in_flight or self.pp
         self.total_blocks = kv.num_blocks
         self.block_size = kv.block_size
-        self.watermark_blocks = int(limits.watermark * kv.num_blocks)
+        self.watermark_blocks = int(deployment.watermark * kv.num_blocks)
         self.max_num_seqs = limits.max_num_seqs
         self.max_step_seqs = limits.max_step_seqs or limits.max_num_seqs
         self.token_budget = limits.max_num_batched_tokens
@@ -351,7 +351,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
         )
-    watermark = int(deployment.limits.watermark * kv.num_blocks)
+    watermark = int(deployment.watermark * kv.num_blocks)
     sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
     try:
         blocks = interpreted(memory)(1, 1, 1.0, *sizes, 0, 2)

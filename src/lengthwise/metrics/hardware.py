@@ -100,7 +100,7 @@ def model_flops(totals: ReplicaTotals, model: ModelSpec) -> float:
     lookup = 0 if model.tied_embeddings else embedding_parameters(model)
     key_dim = attention.head_dim + (attention.rope_head_dim if attention.is_mla else 0)
     dims = key_dim + (attention.v_head_dim or attention.head_dim)
-    pair_flops = 2 * attention.heads * dims * model.layers
+    pair_flops = 2 * attention.heads * dims * model.caching_layers
     weight_flops = 2.0 * (active_parameters(model) - lookup)
     return weight_flops * float(totals.tokens.sum()) + pair_flops * float(totals.attention_pairs.sum())
 

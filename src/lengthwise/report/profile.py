@@ -37,7 +37,7 @@ AXES = {  # labels of an operator's axes, in the order of the text
 PANELS: dict[str, tuple[str, ...]] = {  # operators over tokens that share a figure
     "Matrix products": (
         "qkv projection", "output projection", "mlp up", "mlp down", "lm head", "latent projection",
-        "query projection", "kv up-projection", "router", "experts up", "experts down", "fused moe",
+        "query projection", "kv up-projection", "router", "experts up", "experts down", "fused moe", "moe block",
         "shared mlp up", "shared mlp down",
     ),
     "Memory-bound operators": (

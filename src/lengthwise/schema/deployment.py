@@ -41,7 +41,8 @@ class EngineLimits:
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None  # None: the model's own, cut to the size of the KV cache
     max_step_seqs: int | None = None  # sequences of one step; None: ``max_num_seqs``
-    watermark: float = 0.01
+    # Share of the KV blocks that admission keeps free; None: that of the engine whose memory policy is used.
+    watermark: float | None = None
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     # When a client gives up, counted from its send (noticed once the request has entered).
@@ -63,10 +64,14 @@ class EngineLimits:
         share = self.gpu_memory_utilization
         if not 0 < share <= 1:
             raise InputError(f"gpu_memory_utilization must be above 0 and at most 1; it is {share}")
-        if not 0 <= self.watermark < 1:
+        if self.watermark is not None and not 0 <= self.watermark < 1:
             raise InputError(f"watermark must be at least 0 and below 1; it is {self.watermark}")
         if not self.timeout_s > 0:
             raise InputError(f"timeout_s must be above 0; it is {self.timeout_s}")
+
+
+_WATERMARKS = {"paged": 0.01, "paged_strict": 0.01}
+"""Default watermarks by memory policy: of vLLM v0 and of Vidur. vLLM v1 keeps no blocks free."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,14 @@ class Scheduler:
             raise InputError(f"window_tokens must be a whole number of at least 1; it is {self.window_tokens!r}")
 
 
+NULL_BLOCKS = 1  # vLLM's block pool keeps the first of its num_gpu_blocks as a placeholder that no request gets
+
+
 @dataclass(frozen=True)
 class KvPlan:
     """The memory of one replica; bytes are of its fullest GPU."""
 
-    num_blocks: int
+    num_blocks: int  # that requests can use: vLLM's num_gpu_blocks less NULL_BLOCKS
     block_size: int
     weight_bytes: float
     activation_bytes: float
@@ -188,6 +196,13 @@ class Deployment:
     def gpus(self) -> int:
         """Return the GPUs of both sides."""
         return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0)
+
+    @property
+    def watermark(self) -> float:
+        """Return the share of the KV blocks that admission keeps free."""
+        memory = self.scheduler.memory
+        default = _WATERMARKS.get(memory if isinstance(memory, str) else memory.name, 0.0)
+        return default if self.limits.watermark is None else self.limits.watermark
 
     def decoding(self) -> Deployment:
         """Return the decode side as a deployment, with this one's rank, bounds on waiting and client timeout."""

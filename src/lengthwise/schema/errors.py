@@ -22,13 +22,14 @@ class InternalError(LengthwiseError):
 class UnknownNameError(InputError):
     """An unknown ``name`` of a ``kind`` ("model", "GPU", "rank policy"); the message lists the nearest known names."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], or_else: str = "") -> None:
         known = sorted(known)
         lowered = {k.lower(): k for k in known}
         near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
         shown = ", ".join(lowered[k] for k in near) if near else ", ".join(known)
         hint = f"Did you mean: {shown}?" if near else f"Known are: {shown}."
-        super().__init__(f"there is no {kind} named {name!r}. {hint}")
+        more = f" Or give {or_else}." if or_else else ""
+        super().__init__(f"there is no {kind} named {name!r}. {hint}{more}")
         self.kind, self.name, self.known = kind, name, known
 
 

@@ -23,7 +23,8 @@ def _names(text: str) -> tuple[str, ...]:
 _OPERATORS = {
     "layer": "input norm, post-attention norm, residual add, norms, qkv projection, latent projection, "
     "query projection, kv up-projection, rope, kv write, output projection, mlp up, activation, mlp down, router, "
-    "experts up, expert activation, experts down, fused moe, shared mlp up, shared activation, shared mlp down",
+    "experts up, expert activation, experts down, fused moe, moe block, shared mlp up, shared activation, "
+    "shared mlp down",
     "comm": "all-reduce",
     "first": "embedding",
     "send": "send",
@@ -50,8 +51,9 @@ WHOLE_COLUMNS = _names(
 """``tokens``: rows through the operator (for the head: sequences; for the host: sequences of the step).
 Prefill attention: ``seqs`` prompts of ``chunk`` new tokens after ``context`` cached ones each. Decode
 attention: ``seqs`` sequences with ``kv_tokens`` cached tokens in all. Mixed attention: prompts' ``chunk``,
-``context`` and decodes' ``seqs``, ``kv_tokens``. GEMM: [tokens, k] by [k, n]. MoE: ``experts``, ``topk``, ``n``
-the experts' width, ``k`` the hidden size. Collectives and send: ``bytes`` of the message over ``gpus``."""
+``context`` and decodes' ``seqs``, ``kv_tokens``. GEMM: [tokens, k] by [k, n]. Fused MoE (kernels, not shards): all
+``experts``, ``topk``, ``n`` the experts' width, ``k`` the hidden size. MoE block (router and experts of a shard):
+``experts`` are those that the tokens activate. Collectives and send: ``bytes`` of the message over ``gpus``."""
 
 REAL_COLUMNS = ("skew", "seconds", "spread_s")
 """``skew``: longest over mean context of the sequences (1: all equal; 0: unknown). ``seconds``: the median

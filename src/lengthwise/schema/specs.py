@@ -8,6 +8,29 @@ from lengthwise.schema.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
+class LinearAttentionSpec:
+    """Layers of gated linear attention (Gated DeltaNet): each sequence has a state, and no token is cached."""
+
+    layers: int  # spread evenly among the layers with attention over cached tokens
+    key_heads: int
+    value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+
+    @property
+    def conv_channels(self) -> int:
+        """Return the channels of the causal convolution over queries, keys and values."""
+        return 2 * self.key_heads * self.key_head_dim + self.value_heads * self.value_head_dim
+
+    @property
+    def state_elements(self) -> int:
+        """Return the numbers of one sequence's state in one layer: of the recurrence and of the convolution."""
+        recurrence = self.value_heads * self.key_head_dim * self.value_head_dim
+        return recurrence + self.conv_channels * (self.conv_kernel - 1)
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """The attention of one layer; MHA, GQA and MQA differ only in ``kv_heads``."""
 
@@ -23,6 +46,11 @@ class AttentionSpec:
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
     bias: bool = False
+    output_gate: bool = False  # the query projection also gives a gate for each output (Qwen3-Next)
+    # DeepSeek sparse attention (V3.2): an indexer with a cached key per token chooses the tokens that are attended to.
+    index_heads: int = 0
+    index_head_dim: int = 0
+    linear: LinearAttentionSpec | None = None
 
     @property
     def is_mla(self) -> bool:
@@ -45,7 +73,8 @@ class FfnSpec:
     experts_per_token: int = 0
     expert_intermediate: int = 0  # width of an expert
     shared_intermediate: int = 0  # width of a shared expert, which every token uses too; 0: none
-    dense_layers: int = 0  # the first so many layers are dense
+    dense_layers: int = 0  # of an MoE model
+    interleaved: bool = False  # dense layers are spread evenly among the others; otherwise they are the first
     bias: bool = False
 
 
@@ -80,6 +109,11 @@ class ModelSpec:
     def dtype(self) -> str:
         """Return the dtype of the published weights."""
         return self.metadata.dtype
+
+    @property
+    def caching_layers(self) -> int:
+        """Return the decoder layers that cache keys and values: all but those of linear attention."""
+        return self.layers - (self.attention.linear.layers if self.attention.linear else 0)
 
 
 @dataclass(frozen=True)

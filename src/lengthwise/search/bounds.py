@@ -105,7 +105,7 @@ def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool
     """Return [n] which requests are not rejected; rejected ones cost nothing."""
     prompt, kv = requests.prompt_tokens, deployment.kv
     largest = min(deployment.limits.max_num_batched_tokens, kv.num_blocks * kv.block_size)
-    if prompt.max() <= largest * (1 - deployment.limits.watermark):
+    if prompt.max() <= largest * (1 - deployment.watermark):
         return prompt < deployment.max_model_len
     # The rules of rejection depend on the scheduler: let the engine apply them.
     at_once = replace(requests, arrival_s=np.zeros(len(requests)), concurrency=None)

@@ -12,6 +12,7 @@ from lengthwise import engine, metrics, search
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of
 from lengthwise.config.sections import SearchSection
+from lengthwise.cost import model_error
 from lengthwise.metrics import Beyond
 from lengthwise.report.json_file import finite
 from lengthwise.schema.cost_tables import Reach
@@ -43,10 +44,11 @@ class VariantCapacity:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings, a sentence each: extrapolated steps, a busy front end, cost tables of unknown origin."""
+        """Return warnings, a sentence each: extrapolated steps, a busy front end, cost tables not to rely on."""
         front = front_note(self.deployment.cost, self.capacity.rate_rps.value)
         extrapolated = (f"At capacity {one.description}." for one in self.out_of_range)
-        return (*extrapolated, *(note for note in (front, self.tables_note) if note))
+        notes = (front, self.tables_note, *model_error.deployment_notes(self.deployment))
+        return (*extrapolated, *(note for note in notes if note))
 
 
 def capacities(

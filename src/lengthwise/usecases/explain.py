@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lengthwise import cost, policy
-from lengthwise.cost import HostOverhead, OperatorTime
+from lengthwise.cost import HostOverhead, OperatorTime, model_error
 from lengthwise.schema.deployment import Deployment
 from lengthwise.usecases.variants import Variant
 
@@ -58,6 +58,11 @@ class Explanation:
     # ``fits`` has.
     by_prediction: bool = False
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what limits the trust in the deployment's costs, a sentence each."""
+        return model_error.deployment_notes(self.deployment)
+
 
 def explain(variant: Variant, seed: int = 0) -> Explanation:
     """Return what fits, and steps of typical shapes for the variant's own workload.
@@ -103,7 +108,7 @@ def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fi
         "block_size": size,
         "free_blocks": total,
         "total_blocks": total,
-        "watermark_blocks": int(limits.watermark * total),
+        "watermark_blocks": int(deployed.watermark * total),
         "num_running": 0,
         "peak_tokens": context_tokens,
     }

@@ -13,6 +13,7 @@ from lengthwise.config.files import merged
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import LabPolicy, LabPredictor, LabSection
 from lengthwise.config.workload import source_of
+from lengthwise.cost import model_error
 from lengthwise.policy import PREDICTED
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import InputError, noted
@@ -34,7 +35,8 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
         question, bench = question_of(scenario)
         engine.warm_up()  # otherwise every thread would compile it
         with search.threads(jobs) as workers:
-            return laboratory.lab(question, bench, each=workers.run, progress=progress)
+            table = laboratory.lab(question, bench, each=workers.run, progress=progress)
+    return replace(table, answer=(*table.answer, *bench.notes()))
 
 
 def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]:
@@ -115,6 +117,11 @@ class ScenarioBench:
         prediction = self._predictions[predictor]
         assert prediction is not None  # the section refuses kind none
         return prediction(drawn, self.scenario.run.seed + seed)
+
+    def notes(self) -> list[str]:
+        """Return what limits the trust in the costs of the deployments so far."""
+        deployed = self._deployed.values()
+        return list(dict.fromkeys(note for one in deployed for note in model_error.deployment_notes(one)))
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
         """Return the scenario's deployment with a batch size and a scheduler."""

@@ -257,6 +257,8 @@ def _with_uncertainty(plan: SchedulePlan, requested: Question, scenario: Scenari
         notes.append("The cost tables do not record their error.")
     setting = estimator.setting
     notes += reach_notes(plan.chosen, requested.task, bound.level, setting.tables, setting.cluster.gpus)
+    warnings = map(model_error.fit_warning, setting.tables.values())
+    notes += [*dict.fromkeys(warning for warning in warnings if warning), *catalog.approximations(setting.model)]
     front = schedule.banded(estimator, plan.front, requested.perturbed, level)
     return replace(plan, uncertainty=Uncertainty(tuple(spreads), tuple(notes)), front=front)
 

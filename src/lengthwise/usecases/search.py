@@ -17,6 +17,7 @@ from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of, space_of
 from lengthwise.config.sections import SearchSection
+from lengthwise.cost import model_error
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
@@ -240,6 +241,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         queued_for_s=report.mean_queued_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
+    beyond += [f" {note}" for note in model_error.deployment_notes(deployed)]
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
 

@@ -13,7 +13,7 @@ from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
 from lengthwise.metrics import Beyond, Slo, Summary
 from lengthwise.report.json_file import deployment_facts, plain
-from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables
+from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import noted
 from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
 from lengthwise.search.workers import available_cpus, threads
@@ -67,16 +67,14 @@ class VariantOutcome:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings, a sentence each: extrapolated steps, a busy front end, missing model intervals."""
+        """Return warnings, a sentence each: extrapolated steps, a busy front end, poor fits, no intervals."""
         cost, run = self.variant.deployment.cost, self.variant.scenario.run
         notes = [
             *(f"{one.description}." for one in self.out_of_range),
             front_note(cost, sent_rps(self.records)),
             unchecked_tables_note(self.variant.scenario),
-            model_error.hardware_note(self.variant.deployment),
+            *model_error.deployment_notes(self.variant.deployment),
         ]
-        if NOT_MEASURED in cost.evidence.source:
-            notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
         if cost.evidence.errors and not self.model_draws:
             reason = (
                 "run.model_draws is 0"

@@ -168,4 +168,4 @@ def _flops(spec: ModelSpec) -> tuple[float, float]:
     lookup = 0 if spec.tied_embeddings else embedding_parameters(spec)
     key_dim = attention.head_dim + (attention.rope_head_dim if attention.is_mla else 0)
     dims = key_dim + (attention.v_head_dim or attention.head_dim)
-    return 2.0 * (active_parameters(spec) - lookup), 1.0 * attention.heads * dims * spec.layers
+    return 2.0 * (active_parameters(spec) - lookup), 1.0 * attention.heads * dims * spec.caching_layers

@@ -17,6 +17,7 @@ from lengthwise.apps.plan.evaluate import makespans_s, play, spans_of, spare_pla
 from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
+from lengthwise.cost.model_error import deployment_notes
 from lengthwise.engine import simulate, warm_up
 from lengthwise.schema.app import AppMethod, AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
@@ -372,11 +373,11 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
         tokens=tuple(int(one.output.sum()) for one in loads),
         methods=tuple(methods),
         search_s=best.search_s,
-        notes=_assumptions(space, first),
+        notes=_assumptions(space, first, best.planned),
     )
 
 
-def _assumptions(space: Space, first: Stages) -> tuple[str, ...]:
+def _assumptions(space: Space, first: Stages, planned: Planned) -> tuple[str, ...]:
     notes = []
     if not space.times.measured:
         rates = space.times.rates
@@ -390,7 +391,8 @@ def _assumptions(space: Space, first: Stages) -> tuple[str, ...]:
             f"from {REPRESENTED_TASKS} independent tasks per replica, one of a model's replicas represents all of "
             "them: the one with the most tokens"
         )
-    return tuple(notes)
+    chosen = dict.fromkeys(plan for stage in planned for plan in stage)
+    return (*notes, *dict.fromkeys(note for plan in chosen for note in deployment_notes(space.deployment(plan))))
 
 
 def what_if(

@@ -29,7 +29,9 @@ class Points:
     """[n] points of one operator."""
 
     operator: str
-    axes: Floats  # [n, d] tokens, (chunk, context), (sequences, mean context), or (prompts, chunk, context)
+    # [n, d] tokens, (tokens, activated experts), (chunk, context), (sequences, mean context), or (prompts, chunk,
+    # context)
+    axes: Floats
     shape: Floats  # [n, e] constants: TP, or the sizes of a model-independent kernel
     parts: Floats  # [n, 6] roofline seconds by PARTS
     flops: Floats  # [n] multiplications and additions
@@ -171,6 +173,8 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
         axes = [chunk, context] if (prompts == 1).all() else [prompts, chunk, context]
         sizes = {"batch": prompts} | dict.fromkeys(("padded", "total"), prompts * (context + chunk))
         return _batched(make_points(operator, work, empty, axes, shape, **sizes, seconds=seconds), prompts)
+    if operator == "moe block":
+        return _moe_block_points(columns, target) if share else None
     if part == "decode":
         seqs, kv = array("seqs"), array("kv_tokens")
         works, empties = ops.decode(seqs, kv), ops.decode(np.zeros_like(seqs), np.zeros_like(kv))
@@ -188,6 +192,18 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
         return None
     work, empty = found.times(1 / share), nothing.times(1 / share)
     return make_points(operator, work, empty, axes, shape, **sizes, seconds=seconds)
+
+
+def _moe_block_points(columns: Mapping[str, Any], target: Target) -> Points:
+    """Return points of router and experts; columns without ``experts`` activate as many as even routing does."""
+    ops, tokens = target.operators(), np.asarray(columns["tokens"], dtype=np.float64)
+    activated = np.asarray(columns.get("experts", ops.experts_hit(tokens)), dtype=np.float64)
+    work, empty = (
+        operator_work.total_work("moe block", ops.experts(share * tokens, share * activated)) for share in (1, 0)
+    )
+    sizes = dict.fromkeys(("batch", "padded", "total"), tokens)
+    seconds, axes = columns.get("seconds", np.nan), [tokens, activated]
+    return make_points("moe block", work, empty, axes, [target.parallel.tp], **sizes, seconds=seconds)
 
 
 def rows_points(operator: str, rows: Profile, source: Target) -> Points | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from lengthwise.cost.operator_work import layer_share
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
-from lengthwise.schema.specs import GpuSpec, ModelSpec, dtype_name
+from lengthwise.schema.specs import GpuSpec, ModelFacts, ModelSpec, dtype_name
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
     _require_attention_backend(rows, backend, target.model, notes)
     gpu = _measured_gpu(profile, target)
     shard, kernels = rows.where(rows["tp"] > 0), rows.where(rows["tp"] == 0)
+    if "fused moe" in shard.operators:
+        raise ProfileError(
+            f"fused moe of the profile {profile.metadata.name} must be of a kernel (tp 0), which all its experts "
+            "describe; it is of a shard, imported by an earlier release that took the activated experts for all. "
+            "Import the profile again"
+        )
     model = _measured_model(profile, target) if len(shard) else target.model
     same_gpu = gpu.name == target.gpu.name
     if not same_gpu:
@@ -153,12 +159,14 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
     if not named or named == target.model.name or named in target.model.metadata.aliases:
         return target.model
     try:
-        return catalog.model(named)
+        model = catalog.model(named)
     except InputError as error:
         raise ProfileError(
             f"the profile {profile.metadata.name} is of the model {named}, which is not {target.model.name} and in "
             "no catalog; use a profile of this model, or of model-independent kernels"
         ) from error
+    own, other = (replace(one, name="", max_model_len=0, metadata=ModelFacts()) for one in (model, target.model))
+    return target.model if own == other else model  # fine-tunes and quantisations of one model share its shapes
 
 
 def reach_of(source: Source, target: Target) -> Reach:

@@ -186,6 +186,8 @@ def _shard_work(operator: str, c: dict[str, Floats], ops: Operators) -> Work | N
     by_tokens = {"layer": ops.layer, "first": ops.first, "head": ops.head}
     if part not in by_tokens or operator == "logits gather":
         return None
+    if operator == "moe block":
+        return total_work(operator, ops.experts(c["tokens"], c["experts"])) if model.ffn.experts else None
     return in_its_layers(by_tokens[part](c["tokens"]), operator)
 
 

@@ -45,10 +45,8 @@ def gpu_name(name: str) -> str:
 
 def model_name(name: str) -> str:
     """Return the catalog's name of a model, or the source's own."""
-    for key, spec in catalog.models().items():
-        if name.lower() in {key.lower(), *(alias.lower() for alias in spec.metadata.aliases)}:
-            return key
-    return name
+    spec = catalog.served_model(name) if name else None
+    return spec.name if spec else name
 
 
 def canonical_dtype(name: str) -> str:

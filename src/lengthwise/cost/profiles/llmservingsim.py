@@ -211,10 +211,7 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
             rows = head.filter(pl.col("layer") == layer)
             sizes = {"tokens": pl.col("sequences"), "seconds": time_us * 1.0 / 1e6}
             frames.append(rows.select(operator=pl.lit(operator), **sizes, **shared))
-    if (moe := shard.read("moe", "tokens", "activated_experts", "time_us")) is not None:
-        shard.notes.append("fused moe: experts is the number of experts that any token chose; the router is included")
-        sizes = {"tokens": pl.col("tokens"), "experts": pl.col("activated_experts"), "seconds": time_us / 1e6}
-        frames.append(moe.select(operator=pl.lit("fused moe"), **sizes, **shared))
+    frames += _v1_moe(shard, shared)
     attention = shard.read("attention", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     if attention is None:
         shard.notes.append(f"tp {shard.tp} has no attention.csv")
@@ -233,6 +230,17 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
     prompt = {"chunk": pl.col("pc"), "context": pl.col("kp")}
     seconds = pl.col("t_skew_us") / (1e6 * calls)
     return [*frames, skew.select(operator=kind, **decodes, **prompt, seconds=seconds, **shared)]
+
+
+def _v1_moe(shard: Shard, shared: dict[str, Any]) -> list[pl.DataFrame]:
+    moe = shard.read("moe", "tokens", "activated_experts", "time_us")
+    if moe is None:
+        return []
+    if "ep" in moe.columns and len(spread := moe.filter(pl.col("ep") != 1)):
+        shard.notes.append(f"{len(spread):,} moe rows with experts spread over GPUs (EP) are left out")
+        moe = moe.filter(pl.col("ep") == 1)
+    sizes = {"tokens": pl.col("tokens"), "experts": pl.col("activated_experts"), "seconds": pl.col("time_us") / 1e6}
+    return [moe.select(operator=pl.lit("moe block"), **sizes, **shared)]
 
 
 def _v1_attention(attention: pl.DataFrame, shared: dict[str, Any]) -> list[pl.DataFrame]:

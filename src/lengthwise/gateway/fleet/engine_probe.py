@@ -20,6 +20,7 @@ from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.health import REFUSED, TIMEOUT, UNHEALTHY
 from lengthwise.gateway.relay import read_bounded
 from lengthwise.gateway.scheduling import Signals
+from lengthwise.schema.deployment import NULL_BLOCKS
 
 MAX_BYTES = 2 << 20
 MAX_LINES = 1024  # lines read of one metric: an engine reports one for each of its data parallel ranks
@@ -69,7 +70,7 @@ def parse_metrics(body: bytes, at_s: float) -> MetricsSample:
         if tokens := _CACHE_TOKENS.search(labels):
             kv_tokens += int(tokens[1])
         elif (blocks := _BLOCKS.search(labels)) and (size := _BLOCK_SIZE.search(b"{" + labels)):
-            kv_tokens += int(blocks[1]) * int(size[1])
+            kv_tokens += max(0, int(blocks[1]) - NULL_BLOCKS) * int(size[1])
     return MetricsSample(
         Signals(
             running=_sum(text, RUNNING),

@@ -111,7 +111,8 @@ def _rows_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Operato
     """Yield operators of kind ROWS with the shapes of the cost model's roofline: those of a layer, then of a step."""
     attention, ffn, hidden, layers = model.attention, model.ffn, model.hidden, model.layers
     heads, kv_heads = attention.heads // tp, max(1, -(-attention.kv_heads // tp))
-    v_dim = attention.v_head_dim or attention.head_dim
+    v_dim, caching = attention.v_head_dim or attention.head_dim, model.caching_layers
+    gate = heads * v_dim if attention.output_gate else 0
 
     def rows(name: str, times: float, **shape: int) -> Operator:
         largest = reach.seqs if name in PER_SEQUENCE else reach.tokens
@@ -135,11 +136,12 @@ def _rows_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Operato
         yield rows("kv up-projection", layers, n=heads * (attention.head_dim + v_dim), k=attention.kv_lora_rank)
         yield rows("kv write", layers, kv_heads=1, head_dim=latent)
     else:
-        yield rows("qkv projection", layers, n=(heads + kv_heads) * attention.head_dim + kv_heads * v_dim, k=hidden)
+        width = (heads + kv_heads) * attention.head_dim + kv_heads * v_dim
+        yield rows("qkv projection", caching, n=width + gate, k=hidden)
         if not model.metadata.learned_positions:
-            yield rows("rope", layers, heads=heads, kv_heads=kv_heads, head_dim=attention.head_dim)
-        yield rows("kv write", layers, kv_heads=kv_heads, head_dim=attention.head_dim)
-    yield rows("output projection", layers, n=hidden, k=heads * v_dim)
+            yield rows("rope", caching, heads=heads, kv_heads=kv_heads, head_dim=attention.head_dim)
+        yield rows("kv write", caching, kv_heads=kv_heads, head_dim=attention.head_dim)
+    yield rows("output projection", caching, n=hidden, k=heads * v_dim)
     dense = ffn.dense_layers if ffn.experts else layers
     if dense:
         yield from mlp("", dense, ffn.intermediate)
@@ -162,7 +164,10 @@ def _attention_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Op
     attention = model.attention
     heads, kv_heads = attention.heads // tp, max(1, -(-attention.kv_heads // tp))
     windowed = min(attention.windowed_layers, model.layers) if attention.window_tokens else 0
-    for word, layers, window in (("", model.layers - windowed, 0), ("window ", windowed, attention.window_tokens or 0)):
+    for word, layers, window in (
+        ("", model.caching_layers - windowed, 0),
+        ("window ", windowed, attention.window_tokens or 0),
+    ):
         if not layers:
             continue
         shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": attention.head_dim}

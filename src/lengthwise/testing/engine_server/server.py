@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.engine.continuous_batching import ClockedBatch
 from lengthwise.gateway.background import on_thread
+from lengthwise.schema.deployment import NULL_BLOCKS
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.testing.engine_server import completions
 from lengthwise.testing.engine_server.engine import EngineSpec
@@ -50,7 +51,8 @@ def metrics(server: EngineServer) -> str:
         kind, value = "counter" if name.endswith("_total") else "gauge", float(getattr(server.clocked.batch, attribute))
         lines += [f"# HELP {name} Emulated.", f"# TYPE {name} {kind}", f"{name}{labels} {value}"]
     if spec.kind == "vllm":
-        labels = f'block_size="{spec.limits.block_size}",engine="0",num_gpu_blocks="{spec.limits.num_blocks}"'
+        blocks = spec.limits.num_blocks + NULL_BLOCKS
+        labels = f'block_size="{spec.limits.block_size}",engine="0",num_gpu_blocks="{blocks}"'
         name = "vllm:cache_config_info"
         lines += [f"# HELP {name} Emulated.", f"# TYPE {name} gauge", f"{name}{{{labels}}} 1.0"]
     return "\n".join([*lines, ""]) if lines else ""

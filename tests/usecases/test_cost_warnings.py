@@ -1,0 +1,91 @@
+"""Every answer warns of cost tables that fit badly and of layers that the cost model simplifies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lengthwise import config
+from lengthwise.cli import main
+from lengthwise.cost import MadeFor, model_error, save
+from lengthwise.engine import deploy
+from lengthwise.schema.cost_tables import FitError
+from lengthwise.usecases import capacity, explain, lab, simulate, variants
+
+ASKED = """
+[workload]
+prompt = 50
+output = 8
+request_rate = 1
+num_requests = 20
+[deployment]
+model = "llama-3-8b"
+gpu = "H100"
+[run]
+seeds = 1
+[search]
+seeds = 2
+precision = 0.1
+[search.limits]
+"ttft.p50" = "1s"
+[search.space]
+"engine.max_num_seqs" = [64]
+"""
+POOR = FitError("moe block", 0.53, 2.0)
+WARNING = "held-out rows are off by more than 20% at the median (moe block by 53%)"
+
+
+@pytest.fixture
+def cost(tmp_path):
+    """A function that keeps tables of these fits, and returns their source."""
+
+    def made(*fits: FitError) -> str:
+        served = variants.deployment(config.loads(ASKED))
+        save(replace(served.cost, fit=fits), tmp_path / "tables.npz", MadeFor.of_deployment(served))
+        return f"tables:{tmp_path / 'tables.npz'}"
+
+    return made
+
+
+def asked(source: str):
+    return config.loads(ASKED, overrides=[f"deployment.cost={source}"])
+
+
+def test_a_simulation_a_capacity_and_an_explanation_warn_of_a_poor_fit(cost):
+    scenario = asked(cost(POOR, FitError("rope", 0.01, 0.1)))
+    (outcome,) = simulate.run(scenario)
+    (found,) = capacity.capacities(scenario)
+    (variant,) = variants.build(scenario)
+    for notes in (outcome.notes, found.notes, explain.explain(variant).notes):
+        (warning,) = [note for note in notes if WARNING in note]
+        assert "rope" not in warning
+        assert "`lengthwise profile fit`" in warning
+
+
+def test_a_search_warns_of_a_poor_fit(cost, tmp_path):
+    path, out = tmp_path / "asked.toml", tmp_path / "out.json"
+    path.write_text(ASKED, "utf-8")
+    assert main(["search", str(path), "--cost", cost(POOR), "--json", str(out), "--jobs", "1", "--quiet"]) == 0
+    assert WARNING in json.dumps(json.loads(out.read_text("utf-8")), ensure_ascii=False)
+
+
+def test_a_lab_warns_of_a_poor_fit(cost):
+    policies = 'policies = ["sjf"]\npredictors = ["oracle"]\nloads = [0.5]\nbatch_sizes = [4]\nseeds = 2'
+    scenario = config.loads(f"{ASKED}\n[lab]\n{policies}", overrides=[f"deployment.cost={cost(POOR)}"])
+    assert WARNING in lab.lab(scenario).answer[-1]
+
+
+def test_a_good_fit_says_nothing(cost):
+    (outcome,) = simulate.run(asked(cost(FitError("moe block", 0.2, 2.0))))
+    assert not [note for note in outcome.notes if "fit" in note]
+
+
+def test_answers_say_how_the_layers_of_a_model_are_simplified():
+    gemma = model_error.deployment_notes(deploy("gemma-3-4b", "H100"))
+    assert any("29 of 34 layers have a window of 1,024 tokens" in note for note in gemma)
+    assert any(
+        "linear attention" in note for note in model_error.deployment_notes(deploy("qwen3-next-80b-a3b", "B200"))
+    )
+    assert model_error.deployment_notes(deploy("llama-3.1-8b", "H100")) == ()
