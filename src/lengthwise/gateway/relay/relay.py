@@ -472,7 +472,7 @@ class Relay:
         self.config = config
         self.fleet, self._driver, self._forecaster = fleet, driver, forecaster
         self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
-        self.track_text = bool(getattr(forecaster, "reads_text", False))  # whether a predictor reads generated text
+        self.track_text = getattr(forecaster, "reads_output", None) is not None
         self._ids = itertools.count(1)
         self._resumes, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
