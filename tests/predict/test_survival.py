@@ -38,7 +38,9 @@ ASKS = {"Name the capital of": 8, "Explain the history of": 160, "Write an essay
 def logged(seed=0, places=40, *, hint=False, text=True) -> Samples:
     """Return the log of the guide; with a ``hint`` the text so far tells the length."""
     rng = np.random.default_rng(seed)
-    rows = [(f"{ask} country {i}", int(n * rng.lognormal(0, 0.3)) + 1) for i in range(places) for ask, n in ASKS.items()]
+    rows = [
+        (f"{ask} country {i}", int(n * rng.lognormal(0, 0.3)) + 1) for i in range(places) for ask, n in ASKS.items()
+    ]
     tokens = np.array([n for _, n in rows])
     lists = ["".join(f"{i}. x\n" for i in range(1, 1 + n // 60)) if hint else "" for n in tokens]
     output = [begin + "word " * n for begin, n in zip(lists, tokens, strict=True)]

@@ -61,11 +61,9 @@ def train(
             [trained.evaluation], f"{kind}: trained on {trained.samples:,} samples, {len(parts.test):,} held out"
         )
         if parts.near_duplicates:
-            left = "they count" if parts.keeps_near_duplicates else "they are left out"
-            typer.echo(
-                f"{'warning' if parts.keeps_near_duplicates else 'note'}: {parts.near_duplicates:,} held-out prompts "
-                f"resemble a training prompt (bigram Jaccard of {SIMILARITY} or more); {left}"
-            )
+            kind_of_line, use = ("warning", "they count") if parts.includes_near_duplicates else ("note", "left out")
+            resemble = f"resemble a training prompt (bigram Jaccard of {SIMILARITY} or more)"
+            typer.echo(f"{kind_of_line}: {parts.near_duplicates:,} held-out prompts {resemble}: {use}")
     else:
         reason = "nothing was held out" if test_share == 0 else "without prompts nothing can be held out"
         typer.echo(f"{kind}: trained on {trained.samples:,} samples; {reason}")

@@ -79,7 +79,7 @@ class LengthDistribution:
 
     @property
     def mean(self) -> Floats:
-        """Return [n] the expected total length in tokens, including the tokens so far; ``remaining`` leaves them out."""
+        """Return [n] the expected total length in tokens, those so far included; ``remaining`` leaves them out."""
         weights = _MEAN_WEIGHTS if self.levels is LEVELS else _mean_weights(self.levels)
         return np.asarray((self.tokens * weights).sum(axis=1))  # a matrix product would round by batch size
 

@@ -267,10 +267,9 @@ def evaluate(
     weights, except Kendall's tau. On which side of a quantile beyond the horizon a length lies is unknown; there, the
     predicted probability counts.
 
-    At the tokens so far of ``windows`` the predictor predicts again, with their text, and so does conditioning its first
-    prediction. Without ``draws`` of the
-    bootstrap there are no intervals, without a ``clock`` (in seconds) latency is not measured. It raises InputError if
-    every output was censored.
+    At the tokens so far of ``windows`` the predictor predicts again, with their text; its first prediction given these
+    tokens is scored, too. Without ``draws`` of the bootstrap there are no intervals, without a ``clock`` (in seconds)
+    latency is not measured. It raises InputError if every output was censored.
     """
     if samples.censored.all():
         raise InputError("every output was cut at a limit, so no true length is known; some must have ended")

@@ -272,8 +272,8 @@ def requested_items(words: list[str]) -> int:
 _FORMULA = re.compile(r"\\(?:frac|sqrt|cdot|sum|int|text|left|angle|\[|\()|\$[^$\n]{1,80}\$")
 _SUM = re.compile(
     r"\bhow (?:many|much|long|far|old|fast|tall)\b|\b(?:find|calculate|compute|determine|solve|what percent)\b|"
-    r"\bwhat (?:is|was|are) the (?:\w+ ){0,3}(?:sum|product|area|value|number|total|average|probability|percentage|cost|"
-    r"price|difference|ratio|perimeter|volume)\b"
+    r"\bwhat (?:is|was|are) the (?:\w+ ){0,3}(?:sum|product|area|value|number|total|average|probability|percentage|"
+    r"cost|price|difference|ratio|perimeter|volume)\b"
 )
 _AMOUNT = re.compile(r"\d+|\b(?:two|three|four|five|six|seven|eight|nine|ten|half|twice|dozen|double|third)\b")
 _PROGRAM = re.compile(r"\b(?:def|python|javascript|sql|function|algorithm|program|code)\b")

@@ -25,8 +25,8 @@ from lengthwise.predict.lexical_model import (
     Vectors,
     WindowModel,
     fit_windows,
-    range_read,
     imputed,
+    range_read,
     residual_quantiles,
 )
 from lengthwise.predict.regressors import Head, Trees, grow

@@ -245,7 +245,7 @@ class Split:
 
     ``prompts`` is the number of distinct prompts before near-duplicates were removed, ``repeated`` that of samples
     whose prompt occurs before. ``near_duplicates`` are held-out prompts that resemble a training prompt: they are
-    removed, unless fewer than MIN_TEST_PROMPTS would be left (``keeps_near_duplicates``).
+    removed, unless fewer than MIN_TEST_PROMPTS would be left (``includes_near_duplicates``).
     """
 
     train: Samples
@@ -253,7 +253,7 @@ class Split:
     prompts: int
     repeated: int
     near_duplicates: int
-    keeps_near_duplicates: bool
+    includes_near_duplicates: bool
 
 
 SIMILARITY, MIN_TEST_PROMPTS = 0.6, 20
@@ -270,8 +270,8 @@ def near_duplicates(texts: Sequence[str], others: Sequence[str], similarity: flo
     count = Counter(chain.from_iterable([*first, *second]))
 
     def rarest(bigrams: frozenset[str]) -> list[str]:
-        kept = len(bigrams) - math.ceil(similarity * len(bigrams) - 1e-9) + 1
-        return sorted(bigrams, key=lambda bigram: (count[bigram], bigram))[:kept]
+        prefix = len(bigrams) - math.ceil(similarity * len(bigrams) - 1e-9) + 1
+        return sorted(bigrams, key=lambda bigram: (count[bigram], bigram))[:prefix]
 
     index: dict[str, list[int]] = {}
     for row, bigrams in enumerate(second):
@@ -314,10 +314,11 @@ def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     own, held_out = ([distinct[i] for i in np.flatnonzero(rows)] for rows in (~is_test, is_test))
     is_near = np.zeros(len(distinct), bool)
     is_near[is_test] = near_duplicates(held_out, own)
-    found, kept = int(is_near.sum()), len(held_out) - int(is_near.sum()) < MIN_TEST_PROMPTS
-    in_test = is_test if kept else is_test & ~is_near
+    found = int(is_near.sum())
+    too_few = found > 0 and len(held_out) - found < MIN_TEST_PROMPTS
+    in_test = is_test if too_few else is_test & ~is_near
     train, test = (samples.take(np.flatnonzero(rows[prompt])) for rows in (~is_test, in_test))
-    return Split(train, test, len(distinct), len(texts) - len(distinct), found, bool(found) and kept)
+    return Split(train, test, len(distinct), len(texts) - len(distinct), found, too_few)
 
 
 def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: set[str]) -> Samples:

@@ -81,8 +81,8 @@ def warnings(one: Evaluation) -> list[str]:
 def rereading(one: Evaluation) -> str:
     """Return at which tokens so far the predictor reads the output, by the held-out losses of its training."""
     if one.reads_output is None:
-        why = "where reading the output was no better on held-out prompts" if one.held_out else "without output texts"
-        return f"after the first token: the first prediction given the tokens so far ({why})"
+        reason = "reading the output was no better on held-out prompts" if one.held_out else "it reads no output"
+        return f"after the first token: the first prediction given the tokens so far ({reason})"
     low, high = one.reads_output
     losses = "; ".join(
         f"{band.repredicted:.3g} instead of {band.conditioned:.3g} at {band.first:,} to {band.last:,}"
