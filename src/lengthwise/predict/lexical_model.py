@@ -236,7 +236,7 @@ WINDOW_COLUMNS = len(PROGRESS) + len(_PROMPT) + 4
 _MAX_WINDOWS_PER_REQUEST = 40
 _MIN_SCALE = 0.05
 _MIN_ROWS, _MIN_PROMPTS = 200, 20
-_MIN_ALIVE, _MIN_UNCENSORED = 50, 0.4
+_MIN_ALIVE, _MIN_UNCENSORED = 50, 0.5
 _WINDOW_FOLDS = 3
 _WEIGHT_POWER = 0.25
 """Weights of windows are this power of the samples': the remainder depends less on the prompt than the total."""
@@ -413,7 +413,7 @@ def drawn_windows(tokens: Ints, window_tokens: int, max_windows: int, seed: int)
 
 
 def _horizon(samples: Samples, window_tokens: int) -> int:
-    """Return the last window after which enough outputs continued, and enough of these were uncensored."""
+    """Return the last window after which enough outputs continued, most of which were uncensored."""
     lengths = np.sort(samples.output_tokens)
     uncensored = np.sort(samples.output_tokens[~samples.censored])
     windows = np.arange(1, _MAX_WINDOWS_PER_REQUEST + 1) * window_tokens
