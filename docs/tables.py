@@ -1023,6 +1023,18 @@ def predict_windows() -> None:
     table(["tokens so far", "running", *heads, "inside 90 %"], lines)
 
 
+def predict_conditioning() -> None:
+    """Print scores of the lexical predictor as tokens arrive, beside its first prediction conditioned on them."""
+    lines = [
+        (w["tokens"], f"{w['running']:,}", *(f"{w[key]:.0f}" for key in ("mae_all", "mae_all_conditioned")),
+         *(f"{w[key]:.2f}" for key in ("r2_all", "r2_running", "tau_running", "coverage90")))
+        for w in details("lengths", "predict.lexical_r2_by_window")["windows"]
+    ]  # fmt: skip
+    errors = ("error of the total, tokens, all requests", "by survival alone")
+    rest = ("R2, all requests", "R2, those running", "tau, those running", "inside 90 %")
+    table(["tokens so far", "running", *errors, *rest], lines)
+
+
 def predict_mathematics() -> None:
     """Print order and coverage of the shipped predictor by set, and the share found to be mathematics."""
     lines = [

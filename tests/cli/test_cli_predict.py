@@ -84,9 +84,7 @@ def test_mathematics_is_noted(tmp_path, capsys) -> None:
     lines = (json.dumps({"prompt": ask, "output_tokens": 30 + 7 * i % 90}) for i, ask in enumerate(asks))
     (tmp_path / "sums.jsonl").write_text("\n".join(lines))
     assert run("eval", "default", tmp_path / "sums.jsonl") == 0
-    assert "120 requests ask for mathematics, whose order is hardly predicted" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "120 requests ask for mathematics; their order is hardly predicted" in capsys.readouterr().out
     assert run("show", "default", "--prompt", asks[9]) == 0
     assert "note: a prompt of mathematics" in capsys.readouterr().out
     assert run("show", "default", "--prompt", "Write an essay about rivers.") == 0

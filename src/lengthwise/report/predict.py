@@ -18,6 +18,7 @@ from lengthwise.schema.errors import InputError
 BINS = (2, 4, 8)
 MIN_SURE = 100
 """Requests below which scores are unreliable."""
+_MIN_ORDER = 0.15
 WORDS: dict[str, str] = {
     "mae": "mean absolute error, tokens",
     "rmse": "root mean square error, tokens",
@@ -63,9 +64,8 @@ def warnings(one: Evaluation) -> list[str]:
     if one.scores["r2"].value < 0:
         lines.append("R2 is below 0: the mean of these lengths is a better prediction than the predicted mean")
     requests, tau = one.mathematics
-    if requests >= MIN_SURE:
-        within = f"; Kendall's tau among them is {tau:.2f}" if math.isfinite(tau) else ""
-        lines.append(f"{requests:,} requests ask for mathematics, whose order is hardly predicted{within}")
+    if requests >= MIN_SURE and tau < _MIN_ORDER:
+        lines.append(f"{requests:,} requests ask for mathematics; their order is hardly predicted (tau {tau:.2f})")
     few = [w for w in one.windows if w.running < MIN_SURE]
     if few:
         lines.append(f"from {few[0].tokens:,} tokens so far, fewer than {MIN_SURE} requests run: scores are unreliable")
