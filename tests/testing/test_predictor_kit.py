@@ -17,7 +17,6 @@ from lengthwise.predict import (
     Ensemble,
     Guarded,
     LengthDistribution,
-    Lexical,
 )
 from lengthwise.testing import PREDICTOR_CHECKS, check_predictor, toy_samples
 
@@ -30,8 +29,6 @@ GOOD = {
     "conformal": lambda: Conformal(BucketEcdf()),
     "ensemble": lambda: Ensemble([Constant(), BucketEcdf()]),
     "guarded": lambda: Guarded(BucketEcdf()),
-    "lexical": Lexical,
-    "calibrated": lambda: Conformal(Lexical(max_windows=300)),
     "nested": lambda: Guarded(Conformal(Ensemble([Ecdf(), Conditional(BucketEcdf())]))),
 }
 

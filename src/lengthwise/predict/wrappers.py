@@ -130,7 +130,8 @@ class Conformal:
     @property
     def reads_output(self) -> tuple[int, int] | None:
         """Return the tokens so far, first and last, at which the inner predictor reads the text."""
-        return getattr(self.inner, "reads_output", None)
+        span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
+        return span
 
     def _shifted(self, prompts: Prompts, so_far: Ints) -> LengthDistribution:
         """Return the inner predictor's distributions, shifted by the scores at the age of each."""
@@ -381,7 +382,8 @@ class Guarded:
     @property
     def reads_output(self) -> tuple[int, int] | None:
         """Return the tokens so far, first and last, at which the inner predictor reads the text."""
-        return getattr(self.inner, "reads_output", None)
+        span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
+        return span
 
     def _valid(self, tokens: Floats, a: Floats) -> npt.NDArray[np.bool_]:
         """Return [n] which rows are valid, and count the others by their first fault."""
