@@ -4,6 +4,7 @@
 """
 
 import time
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from _harness import cpu_seconds
 from lengthwise.predict import Ensemble, Prompts, Samples
 from lengthwise.predict.encoder import Encoder
 from lengthwise.predict.evaluation import Evaluation, evaluate, kendall, knowable, latency_ms
+from lengthwise.predict.features import is_mathematics
 from lengthwise.predict.lexical import Lexical
 from lengthwise.predict.sample_files import Split, split
 from lengthwise.predict.serialization import default
@@ -47,6 +49,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         min(latency_ms(default(), apart.prompts, batch, time.thread_time) for _ in range(5)) for batch in (1, 32)
     )
     sizes = {"samples": len(parts.train), "prompts": len(set(parts.train.prompts.text))}
+    sizes |= {"near_duplicates": parts.near_duplicates, "held_out": [asdict(band) for band in model.held_out_]}
     known = knowable(*_texts.sample_lengths(text), draws=draws)  # of the variance of lengths, between prompts
     rows = {
         "predict.lexical_tau": number(inside.scores["tau"]) | sizes,
@@ -55,6 +58,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "predict.lexical_ms": {"value": round(batch_32, 4), "batch_1": round(batch_1, 4)},
         "predict.knowable": number(known.share) | {"log_share": number(known.log_share), "runs": len(known.runs)},
         "predict.reached": reached(text),
+        "predict.mathematics": {"by_set": mathematics(text)},
     }
     trained_on = "oasst" if quick else "wide"
     for name, predictor, samples in ((trained_on, model, other), ("shipped", default(), apart)):
@@ -63,6 +67,18 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         scores["tau_by_model"] = {model: round(of["tau"], 4) for model, of in found.by_model.items()}
         tau = number(found.scores["tau_within"])
         rows[f"predict.tau_apart_{name}"] = tau | scores | {"by_window": by_window(found)}
+    return rows
+
+
+def mathematics(text: Path) -> dict[str, dict[str, float]]:
+    """Return what the shipped predictor knows of each set of prompts, and their share that counts as mathematics."""
+    sets = {f"ZeroEval {task}": _texts.zeroeval(text, task) for task in _texts.ZEROEVAL}
+    sets |= {"Arena-Hard": _texts.arena_hard(text), "AlpacaEval": _texts.alpaca_eval(text)}
+    rows = {}
+    for name, samples in sets.items():
+        found, texts = evaluate(default(), samples, windows=(), draws=0, clock=None), set(samples.prompts.text)
+        rows[name] = {"prompts": len(texts), "detected": round(sum(map(is_mathematics, texts)) / len(texts), 4)}
+        rows[name] |= {score: round(found.scores[score].value, 4) for score in ("tau_within", "coverage90")}
     return rows
 
 
@@ -82,6 +98,7 @@ def by_window(found: Evaluation) -> list[dict[str, Any]]:
     for w in found.windows:
         shares = {"r2_all": w.r2_all, "r2_running": w.r2.value, "tau_running": w.tau.value}
         shares |= {"mae_all": w.mae.value * w.running / found.requests, "coverage90": w.coverage90.value}
+        shares["mae_all_conditioned"] = w.mae_conditioned * w.running / found.requests
         shares = {name: round(share, 4) for name, share in shares.items()}
         rows.append({"tokens": w.tokens, "running": w.running} | shares)
     return rows

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from _harness import Row, cpu_seconds, fresh_process, machine, parser, python_loop, show, summary
 
@@ -63,11 +64,8 @@ def main() -> None:
             "cold.compile_s": (40.0, [fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)]),
             "machine_pace": (math.nan, cpu_seconds(python_loop, 21)),
         }
-    details = {"machine": machine()}
-    rows = [
-        Row(name, unit="s", target=target, better="lower", details=details, **summary(seconds))
-        for name, (target, seconds) in figures.items()
-    ]
+    more: dict[str, Any] = {"unit": "s", "better": "lower", "details": {"machine": machine()}}
+    rows = [Row(name, target=target, **more, **summary(seconds)) for name, (target, seconds) in figures.items()]
     show(rows, as_json=args.json)
 
 

@@ -19,7 +19,7 @@ from lengthwise.predict.sample_files import split
 from lengthwise.predict.serialization import save
 
 SHIPPED = Path(__file__).parents[1] / "src/lengthwise/predict/data/default.lwp"
-TRAINED = "2026-11-21"
+TRAINED = "2026-11-27"
 LICENCE = (
     "Data: sampling reports of github.com/Open-Assistant/oasst-model-eval, Apache-2.0; outputs of Open-Assistant's own "
     "fine-tunes of Pythia 12B, Falcon 7B, Llama 2 13B and Code Llama 13B, none of a commercial provider's model. "

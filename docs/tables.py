@@ -887,3 +887,175 @@ def gateway_scale() -> None:
     """Print the peak rate of the gateway by the number of engines."""
     peaks = [(count, rows("gateway")[f"gateway.peak_rps_{count}"]["value"]) for count in (10, 50)]
     table(["engines", "peak rate, requests/s"], ((count, number(rate)) for count, rate in peaks))
+
+
+# docs/lengths.md
+
+MULTIBIN_ERRORS = {
+    "throughput": "throughput of one busy server against Theorem 4.2",
+    "latency": "latency with infinitely many servers at 10 requests a second against Lemma 5.1",
+    "saturation": "throughput by arrival rate, 0.25 to 1.5 of the limit (Figure 3), bins 1 to 32, batch 8",
+    "robustness": "throughput under wrong bins (Figure 8) against the exact mixture, bins 2 to 32",
+}
+ELIS_PREDICTORS = {"oracle, R2 0.4": "oracle, error of R2 0.4, predicted once"}
+ELIS_PREDICTORS |= {"oracle, R2 0.85": "oracle, error of R2 0.85, predicted once"}
+ELIS_PREDICTORS |= {"ecdf, survival": "eCDF conditioned on age"}
+SEATS = {"ours (seats kept)": "no preemption", "ours (seats change hands)": "preemption"}
+SCORES = {
+    "tau": "Kendall's tau, pooled",
+    "tau_within": "tau within a model",
+    "log_r2": "R2 of log tokens",
+    "r2": "R2 of the mean",
+    "mae": "mean absolute error, tokens",
+    "pinball": "pinball loss, tokens",
+    "coverage90": "inside the 90 % interval",
+}
+MEMBERS = {"lexical": "`Lexical`", "encoder": "`Encoder`", "both": "both"}
+
+
+def whole_percent(share: float) -> str:
+    """Return a share in whole percent."""
+    return f"{100 * share:.0f} %"
+
+
+def multibin_errors() -> None:
+    """Print the largest errors of simulations against theory."""
+    errors = {name: rows("lengths")[f"multibin.{name}_error_max"]["value"] for name in MULTIBIN_ERRORS}
+    lines = ((title, f"{100 * errors[name]:.2f} %") for name, title in MULTIBIN_ERRORS.items())
+    table(["figure", "largest error over all combinations"], lines)
+
+
+def multibin_robustness() -> None:
+    """Print gains over one bin where neighbouring bins are taken by mistake."""
+    limits = {k: of["limit_rps"] for k, of in details("lengths", "multibin.saturation_error_max")["curves"].items()}
+    curves = details("lengths", "multibin.robustness_error_max")["curves"]
+    head = ["bins", "known", *(f"p = {one['p']:g}" for one in next(iter(curves.values())))]
+    known = {k: whole_percent(limits[k] / limits["1"] - 1) for k in curves}
+    table(head, ((k, known[k], *(whole_percent(one["gain"]) for one in curve)) for k, curve in curves.items()))
+
+
+def multibin_outputs() -> None:
+    """Print gains over one bin for recorded outputs."""
+    bins, lines = ("2", "4", "8", "32"), []
+    for model, of in details("lengths", "multibin.gain_32_bins")["by_model"].items():
+        pairs = (f"{100 * of['gain'][k]['equal_mass']:.0f} / {whole_percent(of['gain'][k]['learned'])}" for k in bins)
+        lines.append((model, *pairs, whole_percent(of["infinitely_many_bins"])))
+    table(["outputs of", *(f"{k} bins" for k in bins), "infinitely many"], lines)
+
+
+def multibin_predictor() -> None:
+    """Print gains with known and with wrongly predicted bins."""
+    titles = {"gsm8k": "GSM8K, Phi-3.5-mini", "lmsys": "LMSYS chats cut at 512 tokens, Vicuna-13B"}
+    lines = []
+    for name, title in titles.items():
+        of = details("lengths", "multibin.kept_by_bert_4_bins")[name]
+        for k in ("2", "4", "8"):
+            gains = (whole_percent(of[k][column]) for column in ("known", "neighbours first", "spread evenly"))
+            lines.append((title if k == "2" else "", k, *gains))
+    table(["lengths, equal masses", "bins", "known", "errors into neighboring bins", "errors into any bin"], lines)
+
+
+def elis_predictors() -> None:
+    """Print the share of the gap that each predictor closes."""
+    wanted = ("seats kept, no bound", "seats change hands, no bound", "ELIS ISRTF")
+    lines = []
+    for name, of in details("lengths", "elis.by_predictor").items():
+        first, second = of["within 5 % of the oracle's P99"], of["within 15 % of FCFS' P99"]
+        bounded = (
+            f"{first['gap_closed']:.2f} ({first['p99_over_oracle']:.2f})",
+            f"{second['gap_closed']:.2f} ({second['p99_over_fcfs']:.2f})",
+        )
+        lines.append((ELIS_PREDICTORS.get(name, name), *bounded, *(f"{of[one]['gap_closed']:.2f}" for one in wanted)))
+    within = ("gap closed within 5 % of the oracle's P99", "within 15 % of FCFS' P99")
+    table(["predictor", *within, "no preemption, no bound", "preemption, no bound", "ELIS' ISRTF"], lines)
+
+
+def elis_policies() -> None:
+    """Print the gap that each policy closes, and its tail."""
+    both = {}
+    for name in ("blend", "default"):
+        both[name] = {of["policy"]: of for of in details("lengths", "elis.frontier")[name]}
+        for policy in ("HRRN", "Gittins", "SRTF"):
+            both[name][policy] = details("lengths", "elis.statistics")[f"{policy}, {name}"]
+    lines = []
+    for policy, of in both["blend"].items():
+        title, wait = (part.strip() for part in f"{policy},".split(",")[:2])
+        title = f"{SEATS.get(title, title)}{wait and f', {wait}'}"
+        shown = (of["gap_closed"], of["p99_over_fcfs"], of["p99_over_oracle"], both["default"][policy]["gap_closed"])
+        lines.append((title, *(f"{value:.2f}" for value in shown)))
+    table(["policy", "gap closed, blend", "P99 / FCFS'", "P99 / oracle's", "gap closed, default"], lines)
+
+
+def elis_table5() -> None:
+    """Print mean JCT as in Table 5 of the paper."""
+    of = details("lengths", "elis.table5")
+    models = list(dict.fromkeys(name.split()[0] for name in of))
+
+    def cell(name: str) -> str:
+        return " / ".join(f"{of[name][key]:.3g}" for key in ("FCFS", "ISRTF", "own", "SJF"))
+
+    table(["", "1x", "3x", "5x"], ((m, *(cell(f"{m} {load}x") for load in (1, 3, 5))) for m in models))
+
+
+def predict_scores(name: str) -> None:
+    """Print the scores of predictors in distribution ("in_distribution") or on other prompts ("apart")."""
+    of, lines = details("lengths", f"predict.{name}"), []
+    for score, title in SCORES.items():
+        cells = []
+        for member in MEMBERS:
+            value, half = of[member][score]["value"], of[member][score].get("half_width")
+            digits = 1 if score in ("mae", "pinball") else 3
+            cells.append(f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half else ""))
+        lines.append((title, *cells))
+    table(["score", *MEMBERS.values()], lines)
+
+
+def predict_windows() -> None:
+    """Print scores of both predictors as tokens arrive."""
+    windows = details("lengths", "predict.r2_by_window")["windows"]
+    digits = {"mae_all": 0, "r2_all": 2, "r2_running": 2, "tau_running": 2, "coverage90": 2}
+    lines = []
+    for one, other in zip(windows["encoder"], windows["lexical"], strict=True):
+        if one["tokens"] % 100 == 0 or one["tokens"] < 200:
+            cells = (f"{one[key]:.{n}f} / {other[key]:.{n}f}" for key, n in digits.items())
+            lines.append((one["tokens"], f"{one['running']:,}", *cells))
+    heads = ("error of the total, tokens, all requests", "R2, all requests", "R2, those running", "tau, those running")
+    table(["tokens so far", "running", *heads, "inside 90 %"], lines)
+
+
+def predict_conditioning() -> None:
+    """Print scores of the lexical predictor as tokens arrive, beside its first prediction conditioned on them."""
+    lines = [
+        (w["tokens"], f"{w['running']:,}", *(f"{w[key]:.0f}" for key in ("mae_all", "mae_all_conditioned")),
+         *(f"{w[key]:.2f}" for key in ("r2_all", "r2_running", "tau_running", "coverage90")))
+        for w in details("lengths", "predict.lexical_r2_by_window")["windows"]
+    ]  # fmt: skip
+    errors = ("error of the total, tokens, all requests", "by survival alone")
+    rest = ("R2, all requests", "R2, those running", "tau, those running", "inside 90 %")
+    table(["tokens so far", "running", *errors, *rest], lines)
+
+
+def predict_mathematics() -> None:
+    """Print order and coverage of the shipped predictor by set, and the share found to be mathematics."""
+    lines = [
+        (
+            name,
+            of["prompts"],
+            f"{of['tau_within']:.2f}",
+            *(whole_percent(of[key]) for key in ("coverage90", "detected")),
+        )
+        for name, of in details("lengths", "predict.mathematics")["by_set"].items()
+    ]
+    table(["prompts of", "number", "tau within a model", "inside 90 %", "counted as mathematics"], lines)
+
+
+def rerank_speeds() -> None:
+    """Print simulation speeds relative to FCFS."""
+    found = {}
+    for name in ("lengths.rerank_relative_speed", "lengths.rerank_overload_relative_speed"):
+        for key, of in details("lengths", name)["by_scheduler"].items():
+            scheduler, load = key.split(", ")
+            found.setdefault(load, {})[scheduler] = f"{of['relative_speed']:.2f}"
+    schedulers = list(next(iter(found.values())))
+    heads = (name.title() if name == "gittins" else name.upper() for name in schedulers)
+    table(["load", *heads], ((load, *(of[s] for s in schedulers)) for load, of in found.items()))

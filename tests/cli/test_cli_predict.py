@@ -66,6 +66,31 @@ def test_the_lexical_one_orders_and_says_when_a_test_is_not_fair(log, tmp_path, 
     assert "given 200 generated" in capsys.readouterr().out
 
 
+def test_windows_with_few_requests_or_no_use_are_warned_of(log, tmp_path, capsys) -> None:
+    assert run("train", log, "--out", tmp_path / "mine.lwp") == 0
+    said = capsys.readouterr().out
+    assert "held-out prompts resemble a training prompt (bigram Jaccard of 0.6 or more)" in said
+    assert run("eval", tmp_path / "mine.lwp", log) == 0
+    said = capsys.readouterr().out
+    assert "reads the output so far at" in said or "the first prediction given the tokens so far" in said
+    assert "tokens so far, fewer than 100 requests run: scores are unreliable" in said
+    assert "R2 among running requests is below 0 at" in said
+    shown = [float(number) for line in said.splitlines() for number in line.split()[3:4] if line[:1] == " "]
+    assert min(shown) >= -1
+
+
+def test_mathematics_is_noted(tmp_path, capsys) -> None:
+    asks = [f"Tom has {i} apples and eats {i // 2}. How many apples does he have?" for i in range(120)]
+    lines = (json.dumps({"prompt": ask, "output_tokens": 30 + 7 * i % 90}) for i, ask in enumerate(asks))
+    (tmp_path / "sums.jsonl").write_text("\n".join(lines))
+    assert run("eval", "default", tmp_path / "sums.jsonl") == 0
+    assert "120 requests ask for mathematics; their order is hardly predicted" in capsys.readouterr().out
+    assert run("show", "default", "--prompt", asks[9]) == 0
+    assert "note: a prompt of mathematics" in capsys.readouterr().out
+    assert run("show", "default", "--prompt", "Write an essay about rivers.") == 0
+    assert "mathematics" not in capsys.readouterr().out
+
+
 def test_two_files_are_scored_together_and_each(log, tmp_path, capsys) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(json.dumps(row) for row in rows(("n",), 5)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lengthwise.predict.features import (
     NAMES,
     PROGRESS,
+    is_mathematics,
     progress_features,
     prompt_features,
     requested_items,
@@ -114,3 +115,20 @@ def test_the_text_so_far_is_a_beginning_of_the_output(text, tokens, so_far) -> N
     part = text_so_far(text, tokens, so_far)
     assert text.startswith(part)
     assert (part == text) >= (so_far >= tokens)
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("Natalia sold 48 clips in April and half as many in May. How many clips did she sell altogether?", True),
+        ("Find the sum of all integers that satisfy \\[ |x| + 1 > 7 \\text{ and } |x + 1| \\le 7 \\].", True),
+        ("A robe takes 2 bolts of blue fiber and half that much white. How many bolts does it take?", True),
+        ("Calculate the following: (2 * 3 + 4) / 5", True),
+        ("Write a python function to find the 2 largest of 10 numbers.", False),
+        ("How much does a cup of coffee cost in Rome?", False),
+        ("Write an essay about the rivers of Europe in 500 words.", False),
+        ("", False),
+    ],
+)
+def test_mathematics_is_told_from_other_prompts(text, asks):
+    assert is_mathematics(text) == asks

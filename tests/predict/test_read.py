@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.predict import Prompts, Samples
-from lengthwise.predict.sample_files import read, read_prompts, split
+from lengthwise.predict.sample_files import MIN_TEST_PROMPTS, near_duplicates, read, read_prompts, split
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import estimated_tokens
 
@@ -178,6 +178,40 @@ def test_a_prompt_is_on_the_same_side_whatever_stands_beside_it() -> None:
     again = set(split(samples_of(texts[100:300]), 0.25, 3).test.prompts.text)
     assert again == held & set(texts[100:300])
     assert 60 < len(held) < 140
+
+
+def similarity(one, other):
+    """Jaccard of the sets of word bigrams, by its definition."""
+    a, b = ({tuple(words[i : i + 2]) for i in range(max(1, len(words) - 1))} for words in (one.split(), other.split()))
+    return len(a & b) / len(a | b)
+
+
+LINE = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=9).map(" ".join)
+
+
+@given(
+    st.lists(LINE, min_size=1, max_size=12), st.lists(LINE, min_size=1, max_size=12), st.sampled_from([0.3, 0.6, 1.0])
+)
+def test_near_duplicates_are_those_of_all_pairs(texts, others, at_least):
+    found = near_duplicates(texts, others, at_least)
+    expected = [any(similarity(text, other) >= at_least - 1e-9 for other in others) for text in texts]
+    assert found.tolist() == expected
+
+
+def test_near_duplicates_of_training_prompts_are_left_out_of_the_test():
+    rng = np.random.default_rng(0)
+    apart = [" ".join(f"w{number}" for number in rng.integers(0, 5000, 12)) for _ in range(200)]
+    near = [f"{text} {end}" for text in apart[:60] for end in ("please", "now", "again", "thanks")]
+    parts = split(samples_of(apart + near), 0.3, 1)
+    assert parts.near_duplicates > 30
+    assert not parts.includes_near_duplicates
+    test, train = set(parts.test.prompts.text), set(parts.train.prompts.text)
+    assert max(similarity(one, other) for one in test for other in train) < 0.6
+    assert len(test) + len(train) + parts.near_duplicates == parts.prompts
+    assert split(samples_of(apart), 0.3, 1).near_duplicates == 0
+    few = split(samples_of([f"tell me a short story about {i}" for i in range(60)]), 0.3, 1)
+    assert few.includes_near_duplicates
+    assert few.near_duplicates == len(few.test) < MIN_TEST_PROMPTS + 20
 
 
 @given(st.text(max_size=300))

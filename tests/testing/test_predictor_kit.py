@@ -200,6 +200,12 @@ class Dull(Constant):
     pass
 
 
+class Jumps(BucketEcdf):
+    def predict(self, prompts, tokens_so_far=0):
+        said = super().predict(prompts, tokens_so_far)
+        return LengthDistribution(said.tokens * (1 + np.any(np.asarray(tokens_so_far) > 0)), said.levels)
+
+
 BROKEN = [
     (ReturnsNothing, "answers_in_shape", "fit must return the predictor itself; it returned NoneType"),
     (PlainNumbers, "answers_in_shape", "must return a LengthDistribution; it returned ndarray"),
@@ -213,6 +219,7 @@ BROKEN = [
     (Greedy, "inputs_untouched", "predict must not change the prompts"),
     (Deaf, "above_tokens_so_far", "a length must be above the tokens so far"),
     (OneAge, "above_tokens_so_far", "mixed batch"),
+    (Jumps, "conditions_on_survival", "without a text"),
     (Western, "unusual_prompts", "predict on empty and unusual texts must not raise; it raised UnicodeEncodeError"),
     (Closed, "unusual_prompts", "predict on an unknown model must not raise"),
     (Spread, "constant_length", "fit on one constant length must not raise; it raised ZeroDivisionError"),

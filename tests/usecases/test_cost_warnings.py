@@ -43,7 +43,11 @@ def cost(tmp_path):
 
     def made(*fits: FitError) -> str:
         served = variants.deployment(config.loads(ASKED))
-        save(replace(served.cost, fit=fits), tmp_path / "tables.npz", MadeFor.of_deployment(served))
+        save(
+            replace(served.cost, evidence=replace(served.cost.evidence, fit=fits)),
+            tmp_path / "tables.npz",
+            MadeFor.of_deployment(served),
+        )
         return f"tables:{tmp_path / 'tables.npz'}"
 
     return made

@@ -47,6 +47,7 @@ def train(
 ) -> None:
     """Train a predictor, evaluate it on held-out prompts, and write it to a file."""
     from lengthwise import predict
+    from lengthwise.predict.sample_files import SIMILARITY
     from lengthwise.usecases import predict as usecase
 
     usecase.check_kind(kind)
@@ -55,9 +56,14 @@ def train(
     for line in notes(samples):
         typer.echo(line)
     trained = usecase.train(samples, kind, test_share=test_share, seed=seed, conformal=conformal)
-    if trained.evaluation is not None:
-        held_out = len(samples) - trained.samples
-        print_scores([trained.evaluation], f"{kind}: trained on {trained.samples:,} samples, {held_out:,} held out")
+    if trained.evaluation is not None and (parts := trained.split) is not None:
+        print_scores(
+            [trained.evaluation], f"{kind}: trained on {trained.samples:,} samples, {len(parts.test):,} held out"
+        )
+        if parts.near_duplicates:
+            kind_of_line, use = ("warning", "they count") if parts.includes_near_duplicates else ("note", "left out")
+            resemble = f"resemble a training prompt (bigram Jaccard of {SIMILARITY} or more)"
+            typer.echo(f"{kind_of_line}: {parts.near_duplicates:,} held-out prompts {resemble}: {use}")
     else:
         reason = "nothing was held out" if test_share == 0 else "without prompts nothing can be held out"
         typer.echo(f"{kind}: trained on {trained.samples:,} samples; {reason}")
@@ -123,7 +129,7 @@ def evaluate(
 def print_scores(found: Sequence[Evaluation], title: str) -> None:
     """Print the scores, a column per evaluation, and those of the first one by tokens so far."""
     from lengthwise.cli.tables import print_properties, print_table
-    from lengthwise.report.predict import WORDS, score_text
+    from lengthwise.report.predict import WORDS, r2_text, rereading, score_text, warnings
 
     for one in found:
         details = [f"{one.requests:,} requests, {one.prompts:,} prompts"]
@@ -132,8 +138,8 @@ def print_scores(found: Sequence[Evaluation], title: str) -> None:
         if one.latency_ms:
             details.append(", ".join(f"{ms:.3f} ms a prompt at batch {n}" for n, ms in one.latency_ms.items()))
         print_properties(title if one is found[0] else "", [(one.name, "; ".join(details))])
-        if one.seen:
-            typer.echo(f"warning: not a fair test: {one.seen:,} of these {one.prompts:,} prompts were trained on")
+        for line in warnings(one):
+            typer.echo(f"warning: {line}")
     rows = [
         [WORDS[name], *(score_text(name, one.scores[name].value, one.scores[name].half_width) for one in found)]
         for name in _CARD_SCORES
@@ -143,12 +149,15 @@ def print_scores(found: Sequence[Evaluation], title: str) -> None:
     windows = found[0].windows
     if len(windows) > 1:
         typer.echo("")
+        reads = found[0].reads_output is not None
         rows = [
-            [f"{w.tokens:,}", f"{w.running:,}", f"{w.mae.value:,.0f}", f"{w.r2.value:.2f}", f"{w.tau.value:.2f}",
-             f"{100 * w.coverage90.value:.0f} %", f"{w.r2_all:.2f}"]
+            [f"{w.tokens:,}", f"{w.running:,}", f"{w.mae.value:,.0f}", *([f"{w.mae_conditioned:,.0f}"] * reads),
+             r2_text(w.r2.value), f"{w.tau.value:.2f}", f"{100 * w.coverage90.value:.0f} %", r2_text(w.r2_all)]
             for w in windows
         ]  # fmt: skip
-        print_table(("tokens so far", "still running", "MAE", "R2", "tau", "90 % cover", "R2 of all"), rows)
+        heads = ["tokens so far", "still running", "MAE", *(["by survival"] * reads), "R2", "tau", "90 % cover"]
+        print_table((*heads, "R2 of all"), rows)
+        typer.echo(rereading(found[0]))
 
 
 def _open(source: str) -> Any:
@@ -240,12 +249,13 @@ def _show_prediction(predictor: Any, prompt: str, model: str | None, tokens_so_f
 
     from lengthwise.cli.tables import print_properties, print_table
     from lengthwise.predict import Prompts
+    from lengthwise.predict.features import is_mathematics
 
     models = None if model is None else [model]
     predicted = predictor.predict(Prompts(1, text=[prompt], model=models), np.array([tokens_so_far]))
     known = model is None or getattr(predictor, "knows_model", lambda _: True)(model)
     print_properties(
-        "Output tokens" + (f", given {tokens_so_far:,} generated" if tokens_so_far else ""),
+        "Output tokens in total" + (f", given {tokens_so_far:,} generated" if tokens_so_far else ""),
         [
             ("model", "" if model is None else model if known else f"{model} (unknown to the predictor)"),
             ("mean", f"{predicted.mean[0]:,.0f} tokens"),
@@ -253,6 +263,8 @@ def _show_prediction(predictor: Any, prompt: str, model: str | None, tokens_so_f
             ("90 % interval", f"{predicted.quantile(0.05)[0]:,.0f} to {predicted.quantile(0.95)[0]:,.0f} tokens"),
         ],
     )
+    if is_mathematics(prompt):
+        typer.echo("note: a prompt of mathematics; without such training data their order is hardly predicted")
     tokens = {level: float(predicted.quantile(level)[0]) for level in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)}
     width = 32 / max(tokens.values())
     rows = [[f"{100 * level:g} %", f"{t:,.0f}", "█" * max(1, round(width * t))] for level, t in tokens.items()]

@@ -107,7 +107,21 @@ class Predictor(Protocol):
         """Learn from finished requests."""
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """Return the distribution of each request's total output length, given that it exceeds ``tokens_so_far``."""
+        """Return the distribution of each request's total output length, given that it exceeds ``tokens_so_far``.
+
+        Without ``prompts.output_so_far``, it is ``predict(prompts).given(tokens_so_far)``: survival alone is known. The
+        text changes it only within ``reads_output``, an attribute with the first and last tokens so far at which the
+        predictor reads it; None, or absent: never.
+        """
+
+
+def read_rows(predictor: object, prompts: Prompts, tokens_so_far: Ints) -> Ints:
+    """Return the rows whose text of the output so far the predictor reads, after tokens so far [n]."""
+    span, texts = getattr(predictor, "reads_output", None), prompts.output_so_far
+    if span is None or texts is None:
+        return np.empty(0, np.int64)
+    inside = (tokens_so_far >= max(1, span[0])) & (tokens_so_far <= span[1])
+    return np.flatnonzero(inside & np.array([bool(text) for text in texts], bool))
 
 
 def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints) -> Prompts:

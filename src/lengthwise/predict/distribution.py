@@ -79,13 +79,13 @@ class LengthDistribution:
 
     @property
     def mean(self) -> Floats:
-        """Return [n] the expected length in tokens."""
+        """Return [n] the expected total length in tokens, those so far included; ``remaining`` leaves them out."""
         weights = _MEAN_WEIGHTS if self.levels is LEVELS else _mean_weights(self.levels)
         return np.asarray((self.tokens * weights).sum(axis=1))  # a matrix product would round by batch size
 
     @property
     def median(self) -> Floats:
-        """Return [n] the median length in tokens."""
+        """Return [n] the median total length in tokens."""
         return self.quantile(0.5)
 
     def quantile(self, level: npt.ArrayLike) -> Floats:
@@ -112,7 +112,9 @@ class LengthDistribution:
         return LengthDistribution(self._at(np.broadcast_to(requested, (len(self), len(requested)))), requested)
 
     def given(self, tokens_so_far: npt.ArrayLike) -> LengthDistribution:
-        """Return the distributions of the lengths above ``tokens_so_far`` (survival).
+        """Return the distributions of the total lengths, given that they exceed ``tokens_so_far`` (survival).
+
+        Where every length is above ``tokens_so_far``, nothing changes; ``mean`` is that of the total length.
 
         The levels are the union of its own and LEVELS. A request beyond its complete distribution gets a Pareto tail of
         shape 3: half as many tokens again are expected, however wrong the distribution was. Rows are independent.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, by_prompt, partial
 from lengthwise.predict.distribution import Floats, LengthDistribution
+from lengthwise.predict.features import is_mathematics
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.statistics import kaplan_meier
@@ -117,9 +118,7 @@ class _Scores:
         low, high = _snapped(predicted.quantile(0.05)), _snapped(predicted.quantile(0.95))
         self.covered = known.below(predicted, np.rint(high), 0.95) - known.below(predicted, np.rint(low) - 1, 0.05)
         self.width = high - low
-        quantiles = [(np.minimum(_snapped(predicted.quantile(p)), horizon), p) for p in LEVELS_EVALUATED]
-        errors = [(self.actual - quantile, p) for quantile, p in quantiles]
-        self.pinball = np.mean([np.maximum(p * e, (p - 1) * e) for e, p in errors], axis=0)
+        self.pinball = pinball_losses(predicted, known)
         self.model = np.unique(model.astype(str), return_inverse=True)[1].reshape(-1)
         self.bin_errors: dict[int, Floats] = {}
         for k in BINS:
@@ -147,6 +146,13 @@ class _Scores:
             return Estimate(value)
         thinned = (rows[:: -(-len(rows) // _MAX_RANKED)] for rows in samples) if name.startswith("tau") else samples
         return Estimate(value, 1.96 * float(np.nanstd([self.score(name, rows) for rows in thinned])))
+
+
+def pinball_losses(predicted: LengthDistribution, known: Known) -> Floats:
+    """Return [n] the pinball loss of each request in tokens, the mean over LEVELS_EVALUATED, up to the horizon."""
+    quantiles = [(np.minimum(_snapped(predicted.quantile(p)), known.horizon), p) for p in LEVELS_EVALUATED]
+    errors = [(known.tokens - quantile, p) for quantile, p in quantiles]
+    return np.asarray(np.mean([np.maximum(p * e, (p - 1) * e) for e, p in errors], axis=0))
 
 
 def kendall(predicted: Floats, actual: Floats) -> float:
@@ -189,7 +195,7 @@ class Window:
 
     ``mae`` is that of the median, in tokens, ``r2`` that of the mean, ``tau`` Kendall's of the median, ``coverage90``
     the share within the 90 % interval. ``r2_all`` is R2 over all requests, with finished ones known: the information of
-    a scheduler at that time.
+    a scheduler at that time. ``mae_conditioned`` is the error of the first prediction given the tokens so far.
     """
 
     tokens: int
@@ -199,6 +205,7 @@ class Window:
     tau: Estimate
     coverage90: Estimate
     r2_all: float
+    mae_conditioned: float
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,9 @@ class Evaluation:
         calibration: Levels, and the share of lengths below the quantile of each.
         latency_ms: Time per prompt, by batch size; empty where it was not measured.
         seen: Number of test prompts in the training data; None where the predictor does not know.
+        held_out: Losses of reading the output so far and of conditioning, from the predictor's training; by tokens.
+        reads_output: First and last tokens so far at which the predictor reads the output; None: never.
+        mathematics: Requests that ask for mathematics, and Kendall's tau among them.
         shown: Columns predicted, low, high, actual, model of some requests, for a figure.
         horizon_tokens: Lengths are scored up to this one; infinite without censoring.
     """
@@ -230,6 +240,9 @@ class Evaluation:
     calibration: tuple[Floats, Floats]
     latency_ms: dict[int, float] = field(default_factory=dict)
     seen: int | None = None
+    held_out: tuple[Any, ...] = ()
+    reads_output: tuple[int, int] | None = None
+    mathematics: tuple[int, float] = (0, float("nan"))
     shown: dict[str, Any] = field(default_factory=dict)
     horizon_tokens: float = float("inf")
     cut_share: float = 0.0
@@ -254,9 +267,9 @@ def evaluate(
     weights, except Kendall's tau. On which side of a quantile beyond the horizon a length lies is unknown; there, the
     predicted probability counts.
 
-    At the tokens so far of ``windows`` the predictor predicts again, with their text. Without ``draws`` of the
-    bootstrap there are no intervals, without a ``clock`` (in seconds) latency is not measured. It raises InputError if
-    every output was censored.
+    At the tokens so far of ``windows`` the predictor predicts again, with their text; its first prediction given these
+    tokens is scored, too. Without ``draws`` of the bootstrap there are no intervals, without a ``clock`` (in seconds)
+    latency is not measured. It raises InputError if every output was censored.
     """
     if samples.censored.all():
         raise InputError("every output was cut at a limit, so no true length is known; some must have ended")
@@ -274,6 +287,7 @@ def evaluate(
         by_model[str(one)] = {"requests": float(len(part))} | {name: own.score(name, all_rows) for name in _SCORES}
     below = [known.below(predicted, _snapped(predicted.quantile(p)), p) for p in LEVELS_EVALUATED]
     seen, texts = getattr(predictor, "knows", None), scored.prompts.text
+    sums = np.flatnonzero([is_mathematics(text) for text in texts or ()])
     shown = np.sort(np.random.default_rng(seed).permutation(len(scored))[:_MAX_SHOWN])
     part_shown = predicted.take(shown)
     return Evaluation(
@@ -283,10 +297,13 @@ def evaluate(
         censored=int(samples.censored.sum()),
         scores={score: columns.estimate(score, bootstrap) for score in names},
         by_model=by_model,
-        windows=tuple(_windows(predictor, scored, known, windows, group, draws, seed)),
+        windows=tuple(_windows(predictor, predicted, scored, known, windows, group, draws, seed)),
         calibration=(LEVELS_EVALUATED, np.array([float(np.average(b, weights=known.weight)) for b in below])),
         latency_ms={n: latency_ms(predictor, scored.prompts, n, clock) for n in (1, 32)} if clock else {},
         seen=None if seen is None or texts is None else int(np.sum(seen(sorted({text.strip() for text in texts})))),
+        held_out=tuple(getattr(predictor, "held_out_", ())),
+        reads_output=getattr(predictor, "reads_output", None),
+        mathematics=(len(sums), kendall(columns.median[sums], columns.actual[sums])),
         shown={
             "predicted": part_shown.median,
             "low": part_shown.quantile(0.05),
@@ -314,8 +331,9 @@ def latency_ms(
 
 
 def _windows(
-    predictor: Predictor, scored: Samples, known: Known, windows: Sequence[int], group: Ints, draws: int, seed: int
-) -> list[Window]:
+    predictor: Predictor, first: LengthDistribution, scored: Samples, known: Known, windows: Sequence[int],
+    group: Ints, draws: int, seed: int,
+) -> list[Window]:  # fmt: skip
     y, w = known.tokens, known.weight
     variance = float((w * (y - np.average(y, weights=w)) ** 2).sum())
     made = []
@@ -334,7 +352,9 @@ def _windows(
         found = {name: columns.estimate(name, bootstrap) for name in ("mae", "r2", "tau", "coverage90")}
         error = float((running.weight * (running.mean(predicted) - running.tokens) ** 2).sum())
         r2_all = 1 - error / variance if variance > 0 else float("nan")
-        made.append(Window(so_far, len(rows), **found, r2_all=r2_all))
+        conditioned = np.minimum(_snapped(first.take(rows).given(tokens).median), known.horizon)
+        off = float(np.average(np.abs(running.tokens - conditioned), weights=running.weight))
+        made.append(Window(so_far, len(rows), **found, r2_all=r2_all, mae_conditioned=off))
     return made
 
 

@@ -269,6 +269,27 @@ def requested_items(words: list[str]) -> int:
     return 0
 
 
+_FORMULA = re.compile(r"\\(?:frac|sqrt|cdot|sum|int|text|left|angle|\[|\()|\$[^$\n]{1,80}\$")
+_SUM = re.compile(
+    r"\bhow (?:many|much|long|far|old|fast|tall)\b|\b(?:find|calculate|compute|determine|solve|what percent)\b|"
+    r"\bwhat (?:is|was|are) the (?:\w+ ){0,3}(?:sum|product|area|value|number|total|average|probability|percentage|"
+    r"cost|price|difference|ratio|perimeter|volume)\b"
+)
+_AMOUNT = re.compile(r"\d+|\b(?:two|three|four|five|six|seven|eight|nine|ten|half|twice|dozen|double|third)\b")
+_PROGRAM = re.compile(r"\b(?:def|python|javascript|sql|function|algorithm|program|code)\b")
+
+
+def is_mathematics(text: str) -> bool:
+    """Return whether a prompt has a formula, or asks for a quantity and names two, and is not about a program.
+
+    The length of such an answer follows from its steps, which no words of the prompt tell.
+    """
+    lower = text[:HEAD].lower()
+    if _FORMULA.search(lower):
+        return True
+    return bool(_SUM.search(lower)) and len(_AMOUNT.findall(lower)) > 1 and not _PROGRAM.search(lower)
+
+
 def terms(words: list[str]) -> Iterator[str]:
     """Yield distinct words, word pairs, and the first word of a prompt, for learned weights."""
     read = words[:TERM_WORDS]

@@ -5,31 +5,35 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.predict.contract import Ints, Prompts, Samples
+from lengthwise.predict.contract import Ints, Prompts, Samples, read_rows
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
 from lengthwise.predict.features import NAMES, PROGRESS, prompt_features
 from lengthwise.predict.lexical_model import (
+    BANDS,
     WINDOW_COLUMNS,
     Axes,
     Design,
     FromPrompts,
+    HeldOut,
     Location,
     Vectors,
     WindowModel,
     fit_windows,
     imputed,
+    range_read,
     residual_quantiles,
 )
 from lengthwise.predict.regressors import Head, Trees, grow
 from lengthwise.predict.serialization import Arrays, State, array, fitted
 from lengthwise.schema.errors import InputError
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the features: trees are meaningless on other columns."""
 SHRINK = 5.0
 """Number of samples at which a group's own mean has half of the weight."""
@@ -44,7 +48,6 @@ _PRIOR_MODELS, _PRIOR_MODEL_SD = 3.0, 0.35
 """Prior on unseen models: as if so many had been seen, whose log lengths have this standard deviation."""
 _MAX_LENGTH_FACTOR = 4.0
 _MEDIAN = int(np.searchsorted(LEVELS, 0.5))
-_TREES = ("location", "scale", "windows.middle", "windows.scale")
 
 
 def repeat_weights(groups: Ints) -> Floats:
@@ -86,9 +89,12 @@ class Lexical:
 
     Censored outputs count as longer than observed: in the location by the mean of longer residuals (Buckley and James
     1979), in the quantiles by Kaplan and Meier. Models and templates count by the square root of their samples, and
-    repeated prompts little, so that many similar samples do not outweigh the others. After some tokens, a second such
-    model predicts the remainder from the first prediction, the tokens so far, and their text if it is given. It learns
-    from ``max_windows`` windows of ``window_tokens``, drawn from all.
+    repeated prompts little, so that many similar samples do not outweigh the others.
+
+    After some tokens, the prediction is the first one given that it exceeds them (``LengthDistribution.given``). With
+    the text so far, a second such model predicts the remainder, where it was better than conditioning on held-out
+    prompts (``held_out_``). It learns from ``max_windows`` windows of ``window_tokens``, drawn from all samples with an
+    output.
     """
 
     kind: ClassVar[str] = "lexical"
@@ -135,17 +141,18 @@ class Lexical:
         self.other_ = float(offset.mean())
         location = location + self._fit_templates(words, names, prompt, full - location - offset[model])
         self._fit_spread(features[prompt], y, full, location, offset[model], samples.censored, weight, model)
+        self.max_tokens_ = _MAX_LENGTH_FACTOR * float(samples.output_tokens.max())
         mu = location + offset[model]
         scale, own = self._scale(features[prompt], mu), [words[i] for i in prompt]
-        self.windows_ = fit_windows(
+        predicted = self._first(mu, scale, np.ones(len(mu), bool))
+        self.windows_, self.held_out_ = fit_windows(
             samples,
-            FromPrompts(mu, scale, own, features[prompt], prompt, weight),
+            FromPrompts(mu, scale, own, features[prompt], prompt, weight, predicted),
             output_vectors=self._output_vectors,
             window_tokens=self.window_tokens,
             max_windows=self.max_windows,
             seed=self.seed,
         )
-        self.max_tokens_ = _MAX_LENGTH_FACTOR * float(samples.output_tokens.max())
         self.seen_ = np.unique(_digests(prompts))
         self.metadata_ = {
             **samples.metadata,
@@ -165,21 +172,30 @@ class Lexical:
         vectors = self._prompt_vectors(texts) if location.networks is not None else None
         mu = location(features, words, vectors) + offset + self._template_offsets(words, prompts.model)
         scale = self._scale(features, mu)
+        predicted = self._first(mu, scale, is_known)
+        if isinstance(tokens_so_far, int) and tokens_so_far == 0:
+            return predicted
+        so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
+        predicted, rows, output = predicted.given(so_far), read_rows(self, prompts, so_far), prompts.output_so_far
+        if self.windows_ is None or output is None or not len(rows):
+            return predicted
+        tokens = predicted.tokens.copy()
+        tokens[rows] = self.windows_.total(
+            so_far[rows], [output[int(i)] for i in rows],
+            mu[rows], scale[rows], [words[i] for i in rows], features[rows], self._output_vectors,
+        )  # fmt: skip
+        return LengthDistribution.of(tokens, LEVELS)
+
+    @property
+    def reads_output(self) -> tuple[int, int] | None:
+        """Return the tokens so far, first and last, at which ``held_out_`` is in favour of reading the text."""
+        return range_read(self.held_out_)
+
+    def _first(self, mu: Floats, scale: Floats, is_known: npt.NDArray[np.bool_]) -> LengthDistribution:
+        """Return the distributions before the first token."""
         z = self.z_.take(np.where(is_known, 0, 1), axis=0)
         tokens = np.exp(np.minimum(mu[:, None] + scale[:, None] * z, 25.0))
-        tokens = np.minimum(tokens, self.max_tokens_)
-        if not (tokens_so_far if isinstance(tokens_so_far, int) else np.any(tokens_so_far)):
-            return LengthDistribution.of(tokens, LEVELS)
-        so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
-        running = np.flatnonzero(so_far > 0)
-        if len(running):
-            text = prompts.output_so_far
-            tokens[running] = self.windows_.total(
-                so_far[running],
-                [text[int(i)] for i in running] if text is not None else None,
-                mu[running], scale[running], [words[i] for i in running], features[running], self._output_vectors,
-            )  # fmt: skip
-        return LengthDistribution.of(tokens, LEVELS)
+        return LengthDistribution.of(np.minimum(tokens, self.max_tokens_), LEVELS)
 
     def knows(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Return [n] whether a prompt was in the training data, by a hash (one in a million is a false positive)."""
@@ -282,7 +298,7 @@ class Lexical:
             "templates": self.templates_,
             "habits": self.template_offsets_,
             "most_tokens": self.max_tokens_,
-            "horizon": self.windows_.horizon,
+            "held_out": [asdict(band) for band in self.held_out_],
         }
         arrays: Arrays = {
             "terms": np.frombuffer("\n".join(weights).encode(), np.uint8),
@@ -292,16 +308,16 @@ class Lexical:
             "spread": location.spread,
             "seen": self.seen_,
             "z": self.z_,
-            "windows.z": self.windows_.z,
-            "windows.base_z": self.windows_.base_z,
+            **location.trees.arrays("location"),
+            **self.scale_.arrays("scale"),
         }
-        trees = (location.trees, self.scale_, self.windows_.middle, self.windows_.scale)
-        for name, tree in zip(_TREES, trees, strict=True):
-            arrays |= tree.arrays(name)
         if location.networks is not None:
             arrays |= location.networks.arrays("sense") | {"sense.share": np.array(location.network_share)}
-        if self.windows_.axes is not None:
-            arrays |= {"axes.middle": self.windows_.axes.middle, "axes.turn": self.windows_.axes.turn}
+        if (windows := self.windows_) is not None:
+            arrays |= {"windows.z": windows.z, "windows.base_z": windows.base_z}
+            arrays |= windows.middle.arrays("windows.middle") | windows.scale.arrays("windows.scale")
+            if windows.axes is not None:
+                arrays |= {"axes.middle": windows.axes.middle, "axes.turn": windows.axes.turn}
         return meta, arrays
 
     @classmethod
@@ -327,30 +343,35 @@ class Lexical:
         linear, middle, spread = (
             _shaped(arrays, name, (size,)) for name, size in (("linear", n + 1), ("middle", n), ("spread", n))
         )
-        axes, window_columns = None, WINDOW_COLUMNS
-        if "axes.turn" in arrays:
-            turn = array(arrays, "axes.turn", 2)
-            axes = Axes(_shaped(arrays, "axes.middle", (len(turn),)), turn)
-            window_columns += turn.shape[1]
-        columns = (n, n + 1, window_columns, window_columns)
-        trees = [Trees.of_arrays(dict(arrays), name, c) for name, c in zip(_TREES, columns, strict=True)]
+        trees = Trees.of_arrays(dict(arrays), "location", n)
         networks, network_share = None, 0.0
         if "sense.share" in arrays:  # the encoder's vectors have the columns that are no features
             networks = Head.of_arrays(arrays, "sense", array(arrays, "sense.middle", 1).shape[0])
             network_share = float(array(arrays, "sense.share", 0))
         words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
         share = float(meta["share"])
-        self.location_ = Location(words, linear, middle, spread, share, trees[0], networks, network_share)
+        self.location_ = Location(words, linear, middle, spread, share, trees, networks, network_share)
         self.seen_ = array(arrays, "seen", 1).astype(np.uint32)
-        self.scale_ = trees[1]
+        self.scale_ = Trees.of_arrays(dict(arrays), "scale", n + 1)
         self.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
-        bands = _shaped(arrays, "windows.z", (10, len(LEVELS)))
-        base = _shaped(arrays, "windows.base_z", (len(LEVELS),))
-        self.windows_ = WindowModel(trees[2], trees[3], bands, base, max(1, int(meta["horizon"])), axes)
+        self.held_out_ = tuple(HeldOut(**band) for band in meta["held_out"])
+        self.windows_ = _restored_windows(arrays) if self.reads_output is not None else None
         self.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
         self.templates_ = {str(end): int(number) for end, number in meta["templates"].items()}
         self.template_offsets_ = {str(key): float(offset) for key, offset in meta["habits"].items()}
         self.other_, self.max_tokens_ = float(meta["other"]), float(meta["most_tokens"])
+
+
+def _restored_windows(arrays: Mapping[str, npt.NDArray[Any]]) -> WindowModel:
+    axes, columns = None, WINDOW_COLUMNS
+    if "axes.turn" in arrays:
+        turn = array(arrays, "axes.turn", 2)
+        axes = Axes(_shaped(arrays, "axes.middle", (len(turn),)), turn)
+        columns += turn.shape[1]
+    middle, scale = (Trees.of_arrays(dict(arrays), f"windows.{name}", columns) for name in ("middle", "scale"))
+    z = _shaped(arrays, "windows.z", (len(BANDS) + 1, len(LEVELS)))
+    base_z = _shaped(arrays, "windows.base_z", (len(LEVELS),))
+    return WindowModel(middle, scale, z, base_z, axes)
 
 
 def model_key(name: str) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile, takewhile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Samples
-from lengthwise.predict.distribution import LEVELS, Floats
+from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
+from lengthwise.predict.evaluation import known_of, pinball_losses
 from lengthwise.predict.features import NAMES, PROGRESS, progress_features, requested_items, score, terms, text_so_far
 from lengthwise.predict.regressors import Head, Trees, fit_head, grow, standard
 from lengthwise.schema.errors import MissingExtraError
@@ -233,47 +235,69 @@ _PROMPT = [NAMES.index(name) for name in ("log_chars", "asked_log_tokens", "gues
 WINDOW_COLUMNS = len(PROGRESS) + len(_PROMPT) + 4
 _MAX_WINDOWS_PER_REQUEST = 40
 _MIN_SCALE = 0.05
-_MIN_ROWS = 200
+_MIN_ROWS, _MIN_PROMPTS = 200, 20
 _MIN_ALIVE, _MIN_UNCENSORED = 50, 0.5
-_TEXT_SHARE, _WINDOW_FOLDS = 0.75, 3
+_WINDOW_FOLDS = 3
 _WEIGHT_POWER = 0.25
 """Weights of windows are this power of the samples': the remainder depends less on the prompt than the total."""
-_BANDS = np.array([100, 200, 400, 800])
+BANDS = np.array([100, 200, 400, 800])
+"""Tokens so far, at most, of each band of windows but the last."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out windows of a band of tokens so far: pinball loss in tokens of both ways to predict again.
+
+    ``repredicted`` is the loss of the window model, ``conditioned`` that of the first prediction given the tokens so
+    far, ``half_width`` one standard error of their difference over ``prompts``.
+    """
+
+    first: int
+    last: int
+    windows: int
+    prompts: int
+    repredicted: float
+    conditioned: float
+    half_width: float
+
+    @property
+    def used(self) -> bool:
+        """Return whether there are enough windows, and the window model is not worse beyond the standard error."""
+        enough = self.windows >= _MIN_ROWS and self.prompts >= _MIN_PROMPTS
+        return enough and self.repredicted + self.half_width <= self.conditioned
+
+
+def range_read(held_out: Sequence[HeldOut]) -> tuple[int, int] | None:
+    """Return the first and last tokens so far of the first run of used bands; None if no band is used."""
+    used = list(takewhile(lambda band: band.used, dropwhile(lambda band: not band.used, held_out)))
+    return (used[0].first, used[-1].last) if used else None
 
 
 @dataclass(frozen=True)
 class WindowModel:
-    """Log remaining tokens: trees for the middle and for the scale, and quantiles of residuals.
+    """Log remaining tokens from the text so far: trees for the middle and for the scale, and quantiles of residuals.
 
     The ``middle`` is relative to the survival estimate, which uses ``base_z``, [levels] quantiles of the residuals of
-    prompts. ``scale`` is the log size of the residuals, ``z`` [2 x bands, levels] the quantiles of these divided by it,
-    first without a text, then with one, by tokens so far. Up to ``horizon`` tokens enough uncensored outputs were
-    observed; beyond it, the smallest remainder is that at the horizon, and the largest grows in proportion to the age.
-    ``axes`` are those of the vectors of texts so far; None without an encoder.
+    prompts. ``scale`` is the log size of the residuals, ``z`` [bands, levels] the quantiles of these divided by it, by
+    tokens so far. ``axes`` are those of the vectors of texts so far; None without an encoder.
     """
 
     middle: Trees
     scale: Trees
     z: Floats
     base_z: Floats
-    horizon: int
     axes: Axes | None = None
 
     def total(
-        self, so_far: Ints, texts: Sequence[str] | None, mu: Floats, scale: Floats,
+        self, so_far: Ints, texts: Sequence[str], mu: Floats, scale: Floats,
         words: Sequence[list[str]], features: Floats, output_vectors: OutputVectors,
     ) -> Floats:  # fmt: skip
         """Return [n, levels] quantiles of total lengths above the tokens so far (at least 1)."""
-        age = np.minimum(so_far, self.horizon)
-        x, survival = _window_features(so_far, age, texts, mu, scale, words, features, self.base_z)
+        x, survival = _window_features(so_far, texts, mu, scale, words, features, self.base_z)
         if self.axes is not None:
-            x = self.axes.extended(x, text_vectors(texts or (), output_vectors))
+            x = self.axes.extended(x, text_vectors(texts, output_vectors))
         middle = survival + self.middle.predict(x)
-        size = _size(self.scale.predict(x))
-        z = self.z[_band(age, x[:, 1] > 0)]
-        remaining = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0))
-        remaining = remaining * (so_far / age)[:, None] ** LEVELS**2
-        return np.asarray(so_far[:, None] + np.maximum(remaining, 1.0))
+        return _totals(so_far, middle, _size(self.scale.predict(x)), self.z[_band(so_far)])
 
 
 @dataclass(frozen=True)
@@ -286,6 +310,7 @@ class FromPrompts:
     features: Floats  # [n, m] features of the prompt
     prompt: Ints  # [n] index of the prompt: held-out windows share none
     weight: Floats  # [n]
+    predicted: LengthDistribution  # [n]
 
 
 def fit_windows(
@@ -296,29 +321,26 @@ def fit_windows(
     window_tokens: int,
     max_windows: int,
     seed: int,
-) -> WindowModel:
-    """Learn from outputs truncated at multiples of ``window_tokens``, with their text and without.
+) -> tuple[WindowModel | None, tuple[HeldOut, ...]]:
+    """Learn from outputs truncated at multiples of ``window_tokens``, with their text.
 
-    ``max_windows`` are drawn from all.
+    ``max_windows`` are drawn from all. Folds by prompt give the held-out losses of each band, against conditioning; the
+    model is None if no band uses it.
     """
+    if samples.output is None:
+        return None, ()
     mu, scale, prompt = base.mu, base.scale, base.prompt
     y = np.log(samples.output_tokens.astype(float))
     base_z = residual_quantiles((y - mu) / scale, samples.censored, np.ones(len(y)), LEVELS)
     horizon = _horizon(samples, window_tokens)
-    row, so_far = drawn_windows(np.minimum(samples.output_tokens, horizon + 1), window_tokens, max_windows, seed)
-    if len(row) < _MIN_ROWS:  # survival alone
-        empty = Trees(0.0, np.zeros((0, 1), np.int32), np.zeros((0, 1)), np.zeros((0, 2)))
-        z = np.tile(base_z - base_z[len(LEVELS) // 2], (2 * (len(_BANDS) + 1), 1))
-        return WindowModel(empty, empty, z, base_z, horizon)
-    texts = [""] * len(row)
-    if samples.output is not None:  # predictions without a text are learned, too
-        has_text = np.random.default_rng(seed).random(len(row)) < _TEXT_SHARE
-        texts = [
-            text_so_far(samples.output[r], int(samples.output_tokens[r]), int(s)) if known else ""
-            for r, s, known in zip(row, so_far, has_text, strict=True)
-        ]
+    readable = np.where([bool(text) for text in samples.output], samples.output_tokens, 0)
+    row, so_far = drawn_windows(np.minimum(readable, horizon + 1), window_tokens, max_windows, seed)
+    if len(row) < _MIN_ROWS or len(np.unique(prompt[row])) < _MIN_PROMPTS:
+        return None, ()
+    parts = zip(row, so_far, strict=True)
+    texts = [text_so_far(samples.output[r], int(samples.output_tokens[r]), int(s)) for r, s in parts]
     own_words = [base.words[r] for r in row]
-    x, survival = _window_features(so_far, so_far, texts, mu[row], scale[row], own_words, base.features[row], base_z)
+    x, survival = _window_features(so_far, texts, mu[row], scale[row], own_words, base.features[row], base_z)
     remaining = np.log(samples.output_tokens[row] - so_far + 0.0) - survival
     censored, weights = samples.censored[row], base.weight[row] ** _WEIGHT_POWER
     fold = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)[prompt[row]] % _WINDOW_FOLDS
@@ -341,15 +363,49 @@ def fit_windows(
     middle = cross_validated(fold, lambda train, test: middle_of(train).predict(x[test]))
     full = np.where(censored, np.maximum(remaining, middle) + 0.3, remaining)
     log_size = np.log(np.maximum(np.abs(full - middle), _MIN_SCALE))
-    size = cross_validated(fold, lambda train, test: scale_of(train).predict(x[test]))
-    z = _band_quantiles((remaining - middle) / _size(size), censored, _band(so_far, x[:, 1] > 0))
-    all_rows = np.arange(len(row))
-    return WindowModel(middle_of(all_rows), scale_of(all_rows), z, base_z, horizon, axes)
+    size = _size(cross_validated(fold, lambda train, test: scale_of(train).predict(x[test])))
+    residual, band = (remaining - middle) / size, _band(so_far)
+    totals = np.empty((len(row), len(LEVELS)))
+    for k in np.unique(fold):
+        train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+        z = _band_quantiles(residual[train], censored[train], band[train])[band[test]]
+        totals[test] = _totals(so_far[test], (survival + middle)[test], size[test], z)
+    held_out = _held_out(samples, base, row, so_far, LengthDistribution.of(totals), window_tokens)
+    if range_read(held_out) is None:
+        return None, held_out
+    z, all_rows = _band_quantiles(residual, censored, band), np.arange(len(row))
+    return WindowModel(middle_of(all_rows), scale_of(all_rows), z, base_z, axes), held_out
+
+
+def _held_out(
+    samples: Samples, base: FromPrompts, row: Ints, so_far: Ints, repredicted: LengthDistribution, window_tokens: int
+) -> tuple[HeldOut, ...]:
+    """Return the losses of each band over the windows of requests that can be scored, as in ``evaluate``."""
+    scored, known = known_of(samples.output_tokens, samples.censored)
+    at = np.full(len(samples), -1)
+    at[scored] = np.arange(len(scored))
+    windows = np.flatnonzero(at[row] >= 0)
+    windows = windows[known.tokens[at[row[windows]]] > so_far[windows]]
+    of, prompt, band = known.take(at[row[windows]]), base.prompt[row[windows]], _band(so_far[windows])
+    conditioned = base.predicted.take(row[windows]).given(so_far[windows])
+    losses = np.stack([pinball_losses(one, of) for one in (repredicted.take(windows), conditioned)])
+    made = []
+    for k in np.unique(band):
+        rows = band == k
+        weight, loss = of.weight[rows], losses[:, rows]
+        means = np.average(loss, axis=1, weights=weight)
+        off = weight * (loss[0] - loss[1] - (means[0] - means[1]))
+        error = float(np.sqrt((np.bincount(prompt[rows], off) ** 2).sum()) / weight.sum())
+        first = window_tokens if k == 0 else int(BANDS[k - 1]) + 1
+        last = int(so_far[windows][rows].max()) if k == band.max() else int(BANDS[k])
+        prompts = len(np.unique(prompt[rows]))
+        made.append(HeldOut(first, last, int(rows.sum()), prompts, float(means[0]), float(means[1]), error))
+    return tuple(made)
 
 
 def drawn_windows(tokens: Ints, window_tokens: int, max_windows: int, seed: int) -> tuple[Ints, Ints]:
     """Return rows, and the tokens so far, of windows after which the samples continued."""
-    count = np.minimum((tokens - 1) // window_tokens, _MAX_WINDOWS_PER_REQUEST)
+    count = np.clip((tokens - 1) // window_tokens, 0, _MAX_WINDOWS_PER_REQUEST)
     row = np.repeat(np.arange(len(tokens)), count)
     window = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + 1
     drawn = np.sort(np.random.default_rng(seed).permutation(len(row))[:max_windows])
@@ -368,27 +424,32 @@ def _horizon(samples: Samples, window_tokens: int) -> int:
 
 
 def _window_features(
-    so_far: Ints, age: Ints, texts: Sequence[str] | None, mu: Floats, scale: Floats,
+    so_far: Ints, texts: Sequence[str], mu: Floats, scale: Floats,
     words: Sequence[list[str]], features: Floats, base_z: Floats,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Return [n, WINDOW_COLUMNS] features, and [n] the median log remaining tokens by survival alone."""
     progress = progress_features(so_far, texts, [requested_items(read) for read in words])
-    log = np.log(age)
-    progress[:, 0] = log
+    log = progress[:, 0]
     steps = base_z + 1e-9 * np.arange(len(base_z))
     passed = np.clip(np.interp((log - mu) / scale, steps, LEVELS), 0, 0.98)
     middle = mu + scale * np.interp(passed + (1 - passed) / 2, LEVELS, base_z)
-    survival = np.log(np.maximum(np.exp(np.minimum(middle, 20)) - age, 0.25 * age))
+    survival = np.log(np.maximum(np.exp(np.minimum(middle, 20)) - so_far, 0.25 * so_far))
     return np.column_stack([progress, features[:, _PROMPT], mu, scale, mu - log, passed]), survival
 
 
-def _band(so_far: Ints, has_text: Bools) -> Ints:
-    return np.asarray(np.searchsorted(_BANDS, so_far) + (len(_BANDS) + 1) * has_text, np.int64)
+def _totals(so_far: Ints, middle: Floats, size: Floats, z: Floats) -> Floats:
+    """Return [n, levels] total tokens of quantiles ``z`` of the log remaining tokens."""
+    remaining = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0))
+    return np.asarray(so_far[:, None] + np.maximum(remaining, 1.0))
+
+
+def _band(so_far: Ints) -> Ints:
+    return np.asarray(np.searchsorted(BANDS, so_far), np.int64)
 
 
 def _band_quantiles(z: Floats, censored: Bools, band: Ints) -> Floats:
-    """Return [2 x bands, levels] quantiles; a band with few windows has those of all."""
-    made = np.tile(residual_quantiles(z, censored, np.ones(len(z)), LEVELS), (2 * (len(_BANDS) + 1), 1))
+    """Return [bands, levels] quantiles; a band with few windows has those of all."""
+    made = np.tile(residual_quantiles(z, censored, np.ones(len(z)), LEVELS), (len(BANDS) + 1, 1))
     for k in np.unique(band):
         rows = band == k
         if rows.sum() >= _MIN_ROWS and not censored[rows].all():

@@ -13,15 +13,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Prompts, Samples, by_prompt
 from lengthwise.predict.distribution import Floats
+from lengthwise.predict.features import prompt_words
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import estimated_tokens
+
+Bools = npt.NDArray[np.bool_]
 
 NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt", "instruction", "question", "query", "input_text", "messages", "conversations", "input"),
@@ -238,19 +243,59 @@ def read_prompts(file: Path | str) -> list[str]:
 class Split:
     """Training and test samples without a common prompt.
 
-    ``prompts`` is the number of distinct prompts in both, ``repeated`` that of samples whose prompt occurs before.
+    ``prompts`` is the number of distinct prompts before near-duplicates were removed, ``repeated`` that of samples
+    whose prompt occurs before. ``near_duplicates`` are held-out prompts that resemble a training prompt: they are
+    removed, unless fewer than MIN_TEST_PROMPTS would be left (``includes_near_duplicates``).
     """
 
     train: Samples
     test: Samples
     prompts: int
     repeated: int
+    near_duplicates: int
+    includes_near_duplicates: bool
+
+
+SIMILARITY, MIN_TEST_PROMPTS = 0.6, 20
+"""Jaccard similarity of near-duplicates, and held-out prompts that must be left without them."""
+
+
+def near_duplicates(texts: Sequence[str], others: Sequence[str], similarity: float = SIMILARITY) -> Bools:
+    """Return [n] whether a prompt resembles one of the others: the Jaccard similarity of their sets of word bigrams.
+
+    It is exact: two sets as similar as that have a bigram in common among the rarest of each, as many as could be
+    missing in the other and one more (prefix filter, Chaudhuri, Ganti and Kaushik 2006). An index has only these.
+    """
+    first, second = ([_bigrams(text) for text in some] for some in (texts, others))
+    count = Counter(chain.from_iterable([*first, *second]))
+
+    def rarest(bigrams: frozenset[str]) -> list[str]:
+        prefix = len(bigrams) - math.ceil(similarity * len(bigrams) - 1e-9) + 1
+        return sorted(bigrams, key=lambda bigram: (count[bigram], bigram))[:prefix]
+
+    index: dict[str, list[int]] = {}
+    for row, bigrams in enumerate(second):
+        for bigram in rarest(bigrams):
+            index.setdefault(bigram, []).append(row)
+
+    def has_near(bigrams: frozenset[str]) -> bool:
+        rows = dict.fromkeys(chain.from_iterable(index.get(bigram, ()) for bigram in rarest(bigrams)))
+        return any(len(bigrams & second[r]) >= similarity * len(bigrams | second[r]) - 1e-9 for r in rows)
+
+    return np.array([has_near(bigrams) for bigrams in first], bool)
+
+
+def _bigrams(text: str) -> frozenset[str]:
+    """Return the pairs of consecutive words; of a shorter prompt the prompt."""
+    words = prompt_words(text.lower())
+    return frozenset(map(" ".join, pairwise(words))) or frozenset([" ".join(words) or text.strip().lower()])
 
 
 def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     """Return training and test samples, divided by a hash of the prompt, so that every file has the same division.
 
-    Prompts that differ only in case or surrounding blanks are the same. It raises InputError if ``share`` is not
+    Prompts that differ only in case or surrounding blanks are the same; near-duplicates of training prompts are removed
+    from the test. It raises InputError if ``share`` is not
     between 0 and 1, there are no texts, or a part would be empty.
     """
     if not 0 < share < 1:
@@ -266,8 +311,14 @@ def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     is_test = drawn < share
     if is_test.all() or not is_test.any():
         is_test = drawn <= np.sort(drawn)[min(len(drawn) - 2, int(share * len(drawn)))]
-    train, test = (samples.take(np.flatnonzero(rows)) for rows in (~is_test[prompt], is_test[prompt]))
-    return Split(train, test, len(distinct), len(texts) - len(distinct))
+    own, held_out = ([distinct[i] for i in np.flatnonzero(rows)] for rows in (~is_test, is_test))
+    is_near = np.zeros(len(distinct), bool)
+    is_near[is_test] = near_duplicates(held_out, own)
+    found = int(is_near.sum())
+    too_few = found > 0 and len(held_out) - found < MIN_TEST_PROMPTS
+    in_test = is_test if too_few else is_test & ~is_near
+    train, test = (samples.take(np.flatnonzero(rows[prompt])) for rows in (~is_test, in_test))
+    return Split(train, test, len(distinct), len(texts) - len(distinct), found, too_few)
 
 
 def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: set[str]) -> Samples:

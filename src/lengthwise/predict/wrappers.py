@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, partial, split
+from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, partial, read_rows, split
 from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE, Floats, LengthDistribution
 from lengthwise.predict.empirical import Ecdf
 from lengthwise.predict.serialization import State, array, fitted, packed, unpacked
 from lengthwise.schema.errors import InputError
 from lengthwise.statistics import kaplan_meier
+
+
+def predicted_after(
+    predictor: Any, predict_at: Callable[[Prompts, Ints], LengthDistribution], prompts: Prompts, tokens_so_far: Any
+) -> LengthDistribution:
+    """Return predictions after some tokens: the first given these, and ``predict_at`` for rows with a text it reads."""
+    n = len(prompts)
+    so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
+    predicted, rows = predict_at(prompts, np.zeros(n, np.int64)).given(so_far), read_rows(predictor, prompts, so_far)
+    if not len(rows):
+        return predicted
+    tokens = predicted.tokens.copy()
+    tokens[rows] = predict_at(prompts.take(rows), so_far[rows]).tokens
+    return LengthDistribution(tokens, LEVELS)
 
 
 class Conditional:
@@ -110,19 +124,30 @@ class Conformal:
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
         """Return the inner distributions with shifted quantiles."""
-        shifts = fitted(self, "shifts_")
-        a = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
-        remaining, spread = _remaining(self.inner.predict(prompts, tokens_so_far), a)
+        fitted(self, "shifts_")
+        return predicted_after(self, self._shifted, prompts, tokens_so_far)
+
+    @property
+    def reads_output(self) -> tuple[int, int] | None:
+        """Return the tokens so far, first and last, at which the inner predictor reads the text."""
+        span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
+        return span
+
+    def _shifted(self, prompts: Prompts, so_far: Ints) -> LengthDistribution:
+        """Return the inner predictor's distributions, shifted by the scores at the age of each."""
+        a = so_far.astype(float)
+        remaining, spread = _remaining(self.inner.predict(prompts, so_far), a)
         age = np.searchsorted(np.asarray(self.ages), a, side="right") - 1
-        shifted = remaining * np.exp(np.clip(spread * shifts[age], -30, 30))
+        shifted = remaining * np.exp(np.clip(spread * self.shifts_[age], -30, 30))
         tokens = np.maximum.accumulate(np.maximum(a[:, None] + shifted, (a + 1)[:, None]), axis=1)
         return LengthDistribution(np.minimum(tokens, 1e9 + a[:, None]), LEVELS)
 
     def _add(self, samples: Samples) -> None:
         last = samples.take(np.arange(max(0, len(samples) - self.window), len(samples)))
-        scores = np.full((len(last), len(self.ages), len(LEVELS)), np.nan)  # NaN: finished before that age
+        scores = np.full((len(last), len(self.ages), len(LEVELS)), np.nan)  # NaN: finished before that age, or unread
         spreads = np.full((len(last), len(self.ages)), np.nan)
-        for at, age in enumerate(self.ages):
+        ages = self.ages if last.output is not None and self.reads_output is not None else self.ages[:1]
+        for at, age in enumerate(ages):
             rows = np.flatnonzero(last.output_tokens > age)
             if len(rows):
                 part, so_far = last.take(rows), np.full(len(rows), age)
@@ -238,11 +263,20 @@ class Ensemble:
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
         """Return the weighted mean of the members' quantiles."""
-        weights = fitted(self, "weights_")
+        fitted(self, "weights_")
+        return predicted_after(self, self._mean, prompts, tokens_so_far)
+
+    @property
+    def reads_output(self) -> tuple[int, int] | None:
+        """Return the tokens so far, first and last, at which a member reads the text."""
+        spans = [span for member in self.members if (span := getattr(member, "reads_output", None)) is not None]
+        return (min(span[0] for span in spans), max(span[1] for span in spans)) if spans else None
+
+    def _mean(self, prompts: Prompts, so_far: Ints) -> LengthDistribution:
         tokens = np.zeros((len(prompts), len(LEVELS)))
-        for weight, member in zip(weights, self.members, strict=True):
+        for weight, member in zip(fitted(self, "weights_"), self.members, strict=True):
             if weight > 0:
-                tokens += weight * member.predict(prompts, tokens_so_far).given(tokens_so_far).at(LEVELS).tokens
+                tokens += weight * member.predict(prompts, so_far).given(so_far).at(LEVELS).tokens
         return LengthDistribution.of(tokens)
 
     def state(self) -> State:
@@ -344,6 +378,12 @@ class Guarded:
         good = self._valid(tokens, a)
         safe = LengthDistribution(np.where(good[:, None], tokens, np.maximum(a, 1)[:, None] + 1), levels)
         return LengthDistribution(np.where(good[:, None], safe.at(LEVELS).tokens, prior.tokens), LEVELS)
+
+    @property
+    def reads_output(self) -> tuple[int, int] | None:
+        """Return the tokens so far, first and last, at which the inner predictor reads the text."""
+        span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
+        return span
 
     def _valid(self, tokens: Floats, a: Floats) -> npt.NDArray[np.bool_]:
         """Return [n] which rows are valid, and count the others by their first fault."""

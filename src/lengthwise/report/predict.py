@@ -16,6 +16,9 @@ from lengthwise.report.json_file import json_text
 from lengthwise.schema.errors import InputError
 
 BINS = (2, 4, 8)
+MIN_SURE = 100
+"""Requests below which scores are unreliable."""
+_MIN_ORDER = 0.15
 WORDS: dict[str, str] = {
     "mae": "mean absolute error, tokens",
     "rmse": "root mean square error, tokens",
@@ -46,6 +49,46 @@ def score_text(name: str, value: float, half_width: float = math.nan) -> str:
     """Return a score with its interval ("84.2 ± 1.1 %")."""
     middle, half, unit = _texts(name, value, half_width)
     return f"{middle} {half}".strip() + unit
+
+
+def r2_text(value: float) -> str:
+    """Return R2 with two digits; of one below -1, which means no more than a useless mean, only that."""
+    return "below -1" if value < -1 else f"{value:.2f}"
+
+
+def warnings(one: Evaluation) -> list[str]:
+    """Return what makes the scores of an evaluation unfair, unreliable or useless."""
+    lines = []
+    if one.seen:
+        lines.append(f"not a fair test: {one.seen:,} of these {one.prompts:,} prompts were trained on")
+    if one.scores["r2"].value < 0:
+        lines.append("R2 is below 0: the mean of these lengths is a better prediction than the predicted mean")
+    requests, tau = one.mathematics
+    if requests >= MIN_SURE and tau < _MIN_ORDER:
+        lines.append(f"{requests:,} requests ask for mathematics; their order is hardly predicted (tau {tau:.2f})")
+    few = [w for w in one.windows if w.running < MIN_SURE]
+    if few:
+        lines.append(f"from {few[0].tokens:,} tokens so far, fewer than {MIN_SURE} requests run: scores are unreliable")
+    useless = [f"{w.tokens:,}" for w in one.windows[1:] if w.r2.value < 0]
+    if useless:
+        lines.append(f"R2 among running requests is below 0 at {', '.join(useless)} tokens so far")
+    worse = [f"{w.tokens:,}" for w in one.windows if w.mae.value > 1.02 * w.mae_conditioned]
+    if worse:
+        lines.append(f"reading the output so far is worse than survival alone at {', '.join(worse)} tokens so far")
+    return lines
+
+
+def rereading(one: Evaluation) -> str:
+    """Return at which tokens so far the predictor reads the output, by the held-out losses of its training."""
+    if one.reads_output is None:
+        reason = "reading the output was no better on held-out prompts" if one.held_out else "it reads no output"
+        return f"after the first token: the first prediction given the tokens so far ({reason})"
+    low, high = one.reads_output
+    losses = "; ".join(
+        f"{band.repredicted:.3g} instead of {band.conditioned:.3g} at {band.first:,} to {band.last:,}"
+        for band in one.held_out
+    )
+    return f"reads the output so far at {low:,} to {high:,} tokens" + (losses and f" (pinball loss held out: {losses})")
 
 
 def write_predict_html(
@@ -91,8 +134,7 @@ def _header(first: Evaluation, metadata: Mapping[str, Any]) -> list[str]:
         parts.append(f"trained on {metadata['samples']:,} samples of {metadata.get('prompts', 0):,} prompts")
     if first.censored:
         parts.append(f"{first.censored:,} outputs ({100 * first.cut_share:.3g} %) were cut off")
-    if first.seen:
-        parts.append(f"{first.seen:,} of its prompts were in the training data: not a fair test")
+    parts += warnings(first)
     return parts + [f"{ms:.3f} ms per prompt at batch {n}" for n, ms in first.latency_ms.items()]
 
 

@@ -125,6 +125,19 @@ def above_tokens_so_far(make: Make, samples: Samples) -> None:
     require(bool((tokens > mixed).all()), "each request has its own tokens so far; in a mixed batch one is ignored")
 
 
+def conditions_on_survival(make: Make, samples: Samples) -> None:
+    """Check that tokens so far without their text change a prediction only as survival does."""
+    predictor = _fit(make, samples)
+    prompts = samples.prompts.take(np.arange(min(8, len(samples))))
+    first = _predict(predictor, prompts, 0)
+    for age in (1, 50, 300):
+        found, expected = _predict(predictor, prompts, age).median, first.given(age).median
+        row = int(np.argmax(np.abs(found - expected)))
+        rule = f"after {age} tokens without a text, predict must return predict(prompts).given({age})"
+        medians = f"the median of request {row} is {found[row]:g}, and {expected[row]:g} by survival"
+        require(bool(np.allclose(found, expected, rtol=0.01, atol=1)), f"{rule}; {medians}")
+
+
 def unusual_prompts(make: Make, samples: Samples) -> None:
     """Check empty prompts, unusual characters, unknown models, missing columns and empty batches."""
     predictor = _fit(make, samples)
@@ -188,7 +201,7 @@ def requires_training(make: Make, samples: Samples) -> None:
 
 PREDICTOR_CHECKS: dict[str, Check] = {check.__name__: check for check in (
     answers_in_shape, quantiles_in_order, deterministic, rows_are_independent, inputs_untouched, above_tokens_so_far,
-    unusual_prompts, constant_length, censored_outputs, state_round_trip, requires_training,
+    conditions_on_survival, unusual_prompts, constant_length, censored_outputs, state_round_trip, requires_training,
 )}  # fmt: skip
 """Checks by name; each takes a function that makes predictors, and samples, and raises AssertionError."""
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from lengthwise import predict
 from lengthwise.predict import Evaluation, Samples
+from lengthwise.predict.sample_files import Split
 from lengthwise.schema.errors import MissingExtraError, UnknownNameError
 
 KINDS = {"lexical": "Lexical", "encoder": "Encoder", "ecdf": "Ecdf", "buckets": "BucketEcdf", "constant": "Constant"}
@@ -19,12 +20,13 @@ _SEEDED = ("lexical", "encoder")
 
 @dataclass(frozen=True)
 class TrainedPredictor:
-    """A predictor, the metadata for its file, and its evaluation; None if nothing was held out."""
+    """A predictor, the metadata for its file, its evaluation and the split; None if nothing was held out."""
 
     predictor: Any
     metadata: dict[str, Any]
     samples: int
     evaluation: Evaluation | None = None
+    split: Split | None = None
 
 
 def check_kind(kind: str) -> None:
@@ -71,5 +73,5 @@ def train(
     predictor.fit(parts.train)
     found = predict.evaluate(predictor, parts.test, name=f"{kind} on held-out prompts", seed=seed)
     scores = {name: [float(e.value), float(e.half_width)] for name, e in found.scores.items() if np.isfinite(e.value)}
-    metadata |= {"test_share": test_share, "held_out": scores}
-    return TrainedPredictor(predictor, metadata, len(parts.train), found)
+    metadata |= {"test_share": test_share, "held_out": scores, "near_duplicates": parts.near_duplicates}
+    return TrainedPredictor(predictor, metadata, len(parts.train), found, parts)

@@ -123,6 +123,46 @@ def test_the_text_so_far_is_read_by_who_reads_it() -> None:
     asyncio.run(main())
 
 
+class Halves:
+    """Predicts 100 tokens, and of a text so far twice as many again; the text is read at 10 to 20 tokens."""
+
+    reads_output = (10, 20)
+
+    def predict(self, prompts, tokens_so_far=0):
+        so_far = np.broadcast_to(np.asarray(tokens_so_far), (len(prompts),))
+        total = np.where(so_far > 0, 3 * so_far, 100) if prompts.output_so_far else np.full(len(prompts), 100)
+        return LengthDistribution.of(np.repeat(total[:, None], len(LEVELS), axis=1)).given(so_far).at(LEVELS)
+
+
+def test_the_text_is_read_only_where_the_predictor_reads_it() -> None:
+    async def main() -> None:
+        async with inline(Halves()) as f:
+            made = await predicted(f)
+            for made.generated_tokens, total in ((9, 100), (10, 30), (20, 60), (21, 100)):
+                told = await f.repredict(made, "x", "some text")
+                assert told.total_tokens == pytest.approx(total), made.generated_tokens
+        async with LengthPredictor(PredictionConfig(), predictor=default(), place="process") as apart:
+            assert apart.reads_output == default().reads_output
+
+    asyncio.run(main())
+
+
+def test_what_was_learnt_of_a_model_corrects_what_is_read_too() -> None:
+    """Outputs are twice as long as predicted, and so is what remains."""
+
+    async def main() -> None:
+        async with inline(Halves()) as f:
+            for _ in range(200):
+                await finished(f, 200)
+            made = await predicted(f)
+            assert made.length_prediction.total_tokens == pytest.approx(200, rel=0.05)
+            made.generated_tokens = 15
+            told = await f.repredict(made, "x", "some text")
+            assert told.total_tokens == pytest.approx(15 + 2 * 30, rel=0.1)
+
+    asyncio.run(main())
+
+
 def test_a_fixed_length_is_told_and_not_learnt_from() -> None:
     async def main() -> None:
         async with inline(default()) as f:

@@ -15,8 +15,8 @@ ORDER = Order(mode="isrtf", window_tokens=10)
 class Reader(Report):
     """Notes the texts that it is given."""
 
-    def __init__(self, *, reads_text: bool) -> None:
-        self.reads_text = reads_text
+    def __init__(self, *, reads_output: tuple[int, int] | None) -> None:
+        self.reads_output = reads_output
         self.given: list[str | None] = []
 
     async def repredict(self, request, text, generated_text):
@@ -28,7 +28,7 @@ class Reader(Report):
 def test_a_predictor_that_reads_is_given_the_text_so_far(api):
     async def work() -> None:
         async with world([Scripted()], order=ORDER) as w:
-            reader = Reader(reads_text=True)
+            reader = Reader(reads_output=(1, 1000))
             w.relay = Relay(w.driver, w.fleet, reader, w.relay.config)
             prompt = {"messages": [{"role": "user", "content": "p"}]} if api == "chat" else {"prompt": "p"}
             reply = await w.submit({"model": "m", "max_tokens": 45, "stream": True, **prompt}, api=api)
@@ -43,7 +43,7 @@ def test_a_predictor_that_reads_is_given_the_text_so_far(api):
 def test_who_does_not_read_is_given_none():
     async def work() -> None:
         async with world([Scripted()], order=ORDER) as w:
-            reader = Reader(reads_text=False)
+            reader = Reader(reads_output=None)
             w.relay = Relay(w.driver, w.fleet, reader, w.relay.config)
             reply = await w.submit({"model": "m", "max_tokens": 25, "stream": True, "prompt": "p"})
             assert reader.given == [None, None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -63,7 +62,7 @@ class LengthPredictor(Listener):
         self.late_answers = self.drifts = 0
         self.drifted_s: float | None = None
         self.seconds = float("nan")
-        self.reads_text = False
+        self.reads_output: tuple[int, int] | None = None  # tokens so far at which the predictor reads generated text
         self._statistic = STATISTICS[config.statistic]
         self._predictor, self._place, self._limits = predictor, place, limits
         self._runner: InlineRunner | ProcessRunner | None = None
@@ -86,7 +85,7 @@ class LengthPredictor(Listener):
                 return self
         process = ProcessRunner(name, self._predictor, self.faults, self._limits)
         await process.start()
-        self._runner, self.reads_text, self.seconds = process, process.reads_text, process.seconds
+        self._runner, self.reads_output, self.seconds = process, process.reads_output, process.seconds
         if self._place == "auto" and self._predictor is None and process.seconds < inline_below_s:
             from lengthwise.predict import opened
 
@@ -114,12 +113,15 @@ class LengthPredictor(Listener):
         return prediction
 
     async def repredict(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
-        """Return the prediction after some tokens; the predictor runs again only if it reads the generated text."""
+        """Return the prediction after some tokens; the predictor runs again only where it reads the generated text."""
         before, so_far = request.length_prediction, request.generated_tokens
-        if generated_text and self.reads_text and self._runner is not None and before.source == "predictor":
+        low, high = self.reads_output or (1, 0)
+        if generated_text and low <= so_far <= high and self._runner is not None and before.source == "predictor":
             texts = truncate_text(text), truncate_text(generated_text)
             query = Query(texts[0], request.prompt_tokens, request.model, so_far, texts[1])
             if (row := await self._wait(self._runner.submit(query), None)) is not None:
+                if self.config.learn:  # the remaining tokens are corrected as the total is before the first token
+                    row = so_far + self.learner.corrected(request.model, np.maximum(row - so_far, 1.0))
                 return self._update(request, row, before, so_far)
         return self.known(request)
 
@@ -163,7 +165,7 @@ class LengthPredictor(Listener):
 
     def _run_inline(self, predictor: Any) -> None:
         self._runner = InlineRunner(predictor, self.faults)
-        self.reads_text = bool(inspect.getattr_static(predictor, "reads_text", False))
+        self.reads_output = getattr(predictor, "reads_output", None)
 
     async def _wait(self, row: PendingRow, late: Callable[[PendingRow], None] | None) -> Floats | None:
         """Return the row, or None after the deadline."""

@@ -95,7 +95,8 @@ class ProcessRunner:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._reaping: set[asyncio.Task[None]] = set()
-        self.seconds, self.reads_text, self.up, self.starts = float("inf"), False, False, 0
+        self.seconds, self.up, self.starts = float("inf"), False, 0
+        self.reads_output: tuple[int, int] | None = None
         self._failures, self._refused = 0, ""
 
     async def start(self) -> None:
@@ -163,7 +164,8 @@ class ProcessRunner:
             raise ProtocolError("expected the greeting of the process")
         self._refused = hello.get("refused", "")
         if not self._refused:
-            self.seconds, self.reads_text, self.up = hello["seconds"], bool(hello.get("reads_text")), True
+            span = hello.get("reads_output")
+            self.seconds, self.reads_output, self.up = hello["seconds"], (span[0], span[1]) if span else None, True
         self._started.set()
 
         async def wake_on_exit() -> None:
@@ -248,8 +250,9 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
         pipe.send(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
         return
-    reads_text = bool(getattr(predictor, "reads_text", False))
-    pipe.send(json.dumps({"seconds": prediction.measure_latency_s(predictor), "reads_text": reads_text}).encode())
+    span = getattr(predictor, "reads_output", None)
+    span = None if span is None else [int(tokens) for tokens in span]
+    pipe.send(json.dumps({"seconds": prediction.measure_latency_s(predictor), "reads_output": span}).encode())
     while (payload := pipe.receive()) is not None:
         number, queries = pickle.loads(payload)  # noqa: S301 - from the parent process
         predicted = prediction.predict_rows(predictor, queries)

@@ -477,9 +477,7 @@ class Relay:
         self.config = config
         self.fleet, self._driver, self._length_predictor = fleet, driver, length_predictor
         self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
-        self.track_text = bool(
-            getattr(length_predictor, "reads_text", False)
-        )  # whether a predictor reads generated text
+        self.track_text = getattr(length_predictor, "reads_output", None) is not None
         self._ids = itertools.count(1)
         self._resumes, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
