@@ -80,7 +80,9 @@ def test_tokens_so_far_change_a_prediction_only_as_survival_does(fitted, name, s
     np.testing.assert_allclose(later.mean[before], first.mean[before], rtol=1e-9)
 
 
-@pytest.mark.parametrize("predictor", [Oracle(), Same(300), LogNormalError(0.5), Quantised([1, 100, 1000])], ids=repr)
+@pytest.mark.parametrize(
+    "predictor", [Oracle(), Same(300), LogNormalError(0.5), Quantised([1, 100, 1000])], ids=lambda p: type(p).__name__
+)
 @given(st.integers(0, 900))
 def test_the_error_of_an_oracle_does_not_change_with_tokens(predictor, so_far):
     true, luck = np.array([950, 1000]), np.array([0.3, 0.8])
