@@ -34,9 +34,12 @@ LIMITS = {
     "docs_generator_lines": 1_500,
     "import_cycles": 0,
     "functions_over_8_parameters": 9,
+    "records_over_15_fields": 2,
 }
 OPTIONS_OR_COLUMNS = re.compile(r"/cli/|/policy/|/engine/_?kernel|_kernel\.py$")
 """Modules whose functions may have more than 8 parameters: one for each option of a command, or compiled columns."""
+KEYS_OR_COLUMNS = re.compile(r"/config/|/engine/kernel_runner")
+"""Modules whose records may have more than 15 fields: one for each key of a file's table, or compiled columns."""
 
 
 def entries(name: str) -> list[str]:
@@ -150,13 +153,16 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def functions(paths: list[Path]) -> dict[str, float]:
-    """Count functions, long ones, those with too many parameters, and private ones that are used once."""
-    total = long = many = private = once = 0
+    """Count functions and records: long ones, with many parameters or fields, private ones that are used once."""
+    total = long = many = private = once = wide = 0
     for path in paths:
         text = path.read_text("utf-8")
         tree = ast.parse(text)
         names = collections.Counter(re.findall(r"\b_\w+", text))
         for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                fields = sum(isinstance(line, ast.AnnAssign) for line in node.body)
+                wide += fields > 15 and not KEYS_OR_COLUMNS.search(path.as_posix())
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 total += 1
                 long += (node.end_lineno or node.lineno) - node.lineno + 1 > 30
@@ -170,6 +176,7 @@ def functions(paths: list[Path]) -> dict[str, float]:
         "functions": total,
         "functions_over_30_lines": long / total,
         "functions_over_8_parameters": many,
+        "records_over_15_fields": wide,
         "private_functions_used_once": once / max(1, private),
     }
 
