@@ -93,8 +93,8 @@ def test_order_within_a_model_is_not_order_between_models() -> None:
 def test_cut_outputs_are_counted_and_scored_up_to_the_horizon() -> None:
     cut = np.array([False, True, False])
     found = evaluate(Constant().fit(samples([5, 5, 5])), samples([5, 9, 7], cut=cut), draws=0, clock=None)
-    assert (found.requests, found.censored, found.horizon_tokens) == (3, 1, 9)
-    assert found.cut_share == pytest.approx(1 / 3)
+    assert (found.requests, found.censoring.samples, found.censoring.horizon_tokens) == (3, 1, 9)
+    assert found.censoring.share == pytest.approx(1 / 3)
     assert found.scores["bias"].value == pytest.approx(5 - 7)
     with pytest.raises(InputError, match="every output was cut"):
         evaluate(Constant(), samples([5], cut=np.array([True])))
@@ -120,9 +120,9 @@ def test_who_is_right_is_scored_as_right_where_outputs_were_cut(limits, middles)
     prompts = Prompts(n, text=[str(m) for m in middle])
     given = Samples(prompts, np.minimum(true, at).astype(int), true > at)
     found = evaluate(Right(), given, draws=30, clock=None, windows=(0, 100))
-    assert found.cut_share > 0
+    assert found.censoring.share > 0
     assert 0.88 < found.scores["coverage90"].value < 0.92
-    spread = np.minimum(true, found.horizon_tokens).std() / np.sqrt(n)
+    spread = np.minimum(true, found.censoring.horizon_tokens).std() / np.sqrt(n)
     assert abs(found.scores["bias"].value) < 4 * spread
     assert found.scores["r2"].value > -0.01
     assert 0.87 < found.windows[1].coverage90.value < 0.93

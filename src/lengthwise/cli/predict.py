@@ -133,8 +133,8 @@ def print_scores(found: Sequence[Evaluation], title: str) -> None:
 
     for one in found:
         details = [f"{one.requests:,} requests, {one.prompts:,} prompts"]
-        if one.censored:
-            details.append(f"{one.censored:,} outputs ({100 * one.cut_share:.3g} %) were cut")
+        if one.censoring.samples:
+            details.append(f"{one.censoring.samples:,} outputs ({100 * one.censoring.share:.3g} %) were cut")
         if one.latency_ms:
             details.append(", ".join(f"{ms:.3f} ms a prompt at batch {n}" for n, ms in one.latency_ms.items()))
         print_properties(title if one is found[0] else "", [(one.name, "; ".join(details))])

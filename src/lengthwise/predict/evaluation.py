@@ -209,13 +209,21 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Censoring:
+    """Samples with a censored output, scored or not; lengths are scored up to ``horizon_tokens`` (infinite: all)."""
+
+    samples: int = 0
+    share: float = 0.0
+    horizon_tokens: float = float("inf")
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Scores of a predictor on samples.
 
     Attributes:
         name: Name of the predictor and the samples.
         requests: Scored requests, of distinct ``prompts``, without those that were censored before the horizon.
-        censored: Samples with a censored output, scored or not; ``cut_share``: their share.
         scores: By name: mae, rmse, r2, log_r2, tau, tau_within (mean over models of the tau of each), bias,
             coverage90, width90 (tokens), pinball, and for k = 2, 4, 8 bins of equal mass accuracy_k and
             within_one_k. rmse, r2 and bias use the predicted mean, the others the median.
@@ -227,13 +235,11 @@ class Evaluation:
         reads_output: First and last tokens so far at which the predictor reads the output; None: never.
         mathematics: Requests that ask for mathematics, and Kendall's tau among them.
         shown: Columns predicted, low, high, actual, model of some requests, for a figure.
-        horizon_tokens: Lengths are scored up to this one; infinite without censoring.
     """
 
     name: str
     requests: int
     prompts: int
-    censored: int
     scores: dict[str, Estimate]
     by_model: dict[str, dict[str, float]]
     windows: tuple[Window, ...]
@@ -244,8 +250,7 @@ class Evaluation:
     reads_output: tuple[int, int] | None = None
     mathematics: tuple[int, float] = (0, float("nan"))
     shown: dict[str, Any] = field(default_factory=dict)
-    horizon_tokens: float = float("inf")
-    cut_share: float = 0.0
+    censoring: Censoring = Censoring()
 
 
 def evaluate(
@@ -294,7 +299,6 @@ def evaluate(
         name=name,
         requests=len(scored),
         prompts=int(group.max()) + 1,
-        censored=int(samples.censored.sum()),
         scores={score: columns.estimate(score, bootstrap) for score in names},
         by_model=by_model,
         windows=tuple(_windows(predictor, predicted, scored, known, windows, group, draws, seed)),
@@ -311,8 +315,7 @@ def evaluate(
             "actual": scored.output_tokens[shown],
             "model": [str(m) for m in model[shown]],
         },
-        horizon_tokens=known.horizon,
-        cut_share=float(samples.censored.mean()),
+        censoring=Censoring(int(samples.censored.sum()), float(samples.censored.mean()), known.horizon),
     )
 
 

@@ -132,8 +132,8 @@ def _header(first: Evaluation, metadata: Mapping[str, Any]) -> list[str]:
     parts = [f"{first.requests:,} requests, {first.prompts:,} prompts, {len(first.by_model)} models"]
     if "samples" in metadata:
         parts.append(f"trained on {metadata['samples']:,} samples of {metadata.get('prompts', 0):,} prompts")
-    if first.censored:
-        parts.append(f"{first.censored:,} outputs ({100 * first.cut_share:.3g} %) were cut off")
+    if cut := first.censoring.samples:
+        parts.append(f"{cut:,} outputs ({100 * first.censoring.share:.3g} %) were cut off")
     parts += warnings(first)
     return parts + [f"{ms:.3f} ms per prompt at batch {n}" for n, ms in first.latency_ms.items()]
 
