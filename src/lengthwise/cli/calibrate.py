@@ -53,10 +53,17 @@ def run(
     ] = None,
     masks: Annotated[
         str,
-        Option(metavar="auto|no", help="Fit dense masks (attention over all of the batch): unless --fit, or never."),
+        Option(
+            metavar="auto|no",
+            help="Fit dense masks (attention over all of the batch). auto: unless --fit is given; no: never.",
+        ),
     ] = "auto",
     scrape: Annotated[
-        str, Option(metavar="auto|no", help="Fit to vLLM's counters (bench --scrape): unless --iterations, or never.")
+        str,
+        Option(
+            metavar="auto|no",
+            help="Fit to vLLM's counters (bench --scrape). auto: unless --iterations is given; no: never.",
+        ),
     ] = "auto",
     set_: Annotated[list[str] | None, options.setting("engine.max_num_seqs=64")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="The measured variant of the scenario.")] = None,

@@ -75,8 +75,8 @@ class WorkloadSection(Section):
     output: Length | None = None
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
     num_requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None  # None: 1,000, or all of a replayed trace
-    # A trace alone is replayed with its own arrivals; with one of these three, which also replace a preset's, lengths
-    # are drawn from it.
+    # A trace without request_rate, concurrency and arrivals is replayed; with one of them only its lengths are used.
+    # They also replace a preset's arrivals.
     request_rate: Rate | None = None  # inf: all requests at once
     concurrency: Count | None = None
     arrivals: Arrivals | None = None
@@ -159,7 +159,8 @@ class DeploymentSection(Section):
     memory_planner: Text = "lengthwise"
     weight_dtype: Text | None = None
     kv_dtype: Text | None = None
-    num_blocks: Count | None = None  # usable KV blocks of a replica, not as planned; vLLM's less its null block
+    # usable KV blocks of a replica instead of the planned number; vLLM's number less 1 (its null block)
+    num_blocks: Count | None = None
     decode: DecodeSection | None = None  # replicas that decode; those of this table then only prefill
 
     @property
@@ -405,11 +406,11 @@ class ScheduleSection(Section):
 
     ``latency_bound`` applies to outputs of the length ``bound_for`` ("p99": all but one in a hundred are no longer; "80
     tokens": that length, which some output must have), from the start of their prefill to the last token. With
-    ``worst_case`` it is met when batches are as heavy as the same share of them are at most, else by the expected
-    latency. ``strategies``: "rra" (every GPU prefills and decodes, in phases), "waa-c" and "waa-m" (some GPUs prefill,
-    the others decode, split by computation or by memory). ``threshold``: prefill batches are resized so that the tokens
-    of their prompts stay within this share of their mean, and the decode batch within it of its own (ExeGPT's dynamic
-    adjustment); None: prefill batches have B_E requests.
+    ``worst_case`` the latency is that of batches so heavy that only one in a hundred (p99) is heavier, else the
+    expected one. ``strategies``: "rra" (every GPU prefills and decodes, in phases), "waa-c" and "waa-m" (some GPUs
+    prefill, the others decode, split by computation or by memory). ``threshold``: prefill batches are resized so that
+    the tokens of their prompts stay within this share of their mean, and the decode batch within it of its own
+    (ExeGPT's dynamic adjustment); None: prefill batches have B_E requests.
     """
 
     latency_bound: Seconds = math.inf
@@ -510,7 +511,8 @@ class LabSection(Section):
     )
     predictors: list[LabPredictor] = Field(default_factory=lambda: [LabPredictor(kind="oracle")])
     loads: Annotated[list[Load], Field(min_length=1)] | None = None
-    unit: Literal["capacity", "isolated"] = "capacity"  # of loads: what FCFS sustains, or batch / isolated time
+    # of loads; 1: FCFS's capacity, or batch size divided by a request's mean time alone
+    unit: Literal["capacity", "isolated"] = "capacity"
     rates: Annotated[list[Load], Field(min_length=1)] | None = None  # requests/s
     batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5

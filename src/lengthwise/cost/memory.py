@@ -70,7 +70,7 @@ class Shard:
         if model.encoder_layers:
             encoder = np.array(catalog.stage_layers(model, self.parallel.pp, encoder=True), dtype=np.float64)
             stages += encoder * catalog.encoder_layer_parameters(model) * width / tp
-        # The head is a copy of its own of a tied one if there are several stages.
+        # With several stages a tied head is a copy on the last stage.
         table = model.vocab * model.hidden * max(2.0, width) / tp
         stages[0] += catalog.embedding_parameters(model) * max(2.0, width) / tp
         stages[-1] += 0.0 if model.tied_embeddings and self.parallel.pp == 1 else table
@@ -118,14 +118,12 @@ def plan_memory(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> KvPlan:
-    """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks (or ``num_blocks``, regardless).
+    """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks (or take ``num_blocks``).
 
     "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, minus weights (embedding, head, the
     stage's layers, replicated KV heads), the peak of activations in a step, context and communication buffers, and one
-    null block. "vidur"
-    follows Vidur: no embedding, head or activations, 10 % margin on the nominal GiB, complete requests of
-    ``max_model_len``
-        only.
+    null block. "vidur" follows Vidur: no embedding, head or activations, 10 % margin on the nominal GiB, complete
+    requests of ``max_model_len`` only.
     Raises DoesNotFitError, with the shortfall and a tp that fits, or InputError for an invalid argument.
     """
     planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}

@@ -29,7 +29,7 @@ RESERVE_BLOCK, ADMIT_AFTER_EVICTION = contracts.RESERVE_BLOCK, contracts.ADMIT_A
 
 
 @jit
-def form(S, r, now_s, rank, leave_rank, batching, memory, preemption):
+def form(S, r, now_s, rank, victim, batching, memory, preemption):
     """Fill ``work`` with the next step of a replica; return False if there is nothing to run."""
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     w.flight = r * stride + (rep.first_flight + rep.in_flight) % stride
@@ -57,14 +57,14 @@ def form(S, r, now_s, rank, leave_rank, batching, memory, preemption):
         rep.ended_since = 0
         _update_order(S, r, now_s, rank, memory, preemption)
     if flags & DECODES_WAIT == 0:
-        _take_decodes(S, r, now_s, flags, rank, leave_rank)
+        _take_decodes(S, r, now_s, flags, rank, victim)
     prompt_tokens = max(0, tokens - w.decodes)
     if rep.partials > 0:
-        _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank)
+        _continue_prompts(S, r, now_s, prompt_tokens, rank, victim)
     if admit > 0 and (w.evicted == 0 or flags & ADMIT_AFTER_EVICTION != 0):
         _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory)
     if w.seqs == 0:
-        _take_decodes(S, r, now_s, flags, rank, leave_rank)
+        _take_decodes(S, r, now_s, flags, rank, victim)
     rests = w.prompts > 0 and w.decodes == 0 and flags & DECODES_REST != 0
     if rests and S.groups[rep.idle].members > 0:
         rep.idle, flight.group = flight.group, rep.idle
@@ -221,7 +221,7 @@ def _by_tokens(cost, tokens, column):
 
 
 @jit
-def _take_decodes(S, r, now_s, flags, rank, leave_rank):
+def _take_decodes(S, r, now_s, flags, rank, victim):
     """Add the idle group to the step; its members claim blocks one by one only where memory is short."""
     rep, w = S.replicas[r], S.work[0]
     group = S.groups[rep.idle]
@@ -238,7 +238,7 @@ def _take_decodes(S, r, now_s, flags, rank, leave_rank):
         rep.free_blocks -= need
         taken = group.members
     else:
-        taken = claim_blocks(S, r, now_s, limit, reserve, rank, leave_rank)
+        taken = claim_blocks(S, r, now_s, limit, reserve, rank, victim)
         if taken < group.members:
             split_off(S, rep.idle, flight.group, taken)
             w.decodes = taken
@@ -250,7 +250,7 @@ def _take_decodes(S, r, now_s, flags, rank, leave_rank):
 
 
 @jit
-def _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank):
+def _continue_prompts(S, r, now_s, prompt_tokens, rank, victim):
     """Add chunks of half-computed prompts to the step, in the order of their admission."""
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
@@ -261,7 +261,7 @@ def _continue_prompts(S, r, now_s, prompt_tokens, rank, leave_rank):
         if chunk <= 0:
             return
         need = max(0, (q.prefilled + chunk + params.block_size - 1) // params.block_size - q.blocks)
-        if rep.free_blocks < need and not evict_for_partial(S, r, need, slot, now_s, rank, leave_rank):
+        if rep.free_blocks < need and not evict_for_partial(S, r, need, slot, now_s, rank, victim):
             continue
         rep.free_blocks -= need
         q.blocks += need

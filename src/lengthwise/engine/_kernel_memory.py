@@ -119,14 +119,14 @@ def send_next(S, i, status, now_s):
         S.arrival_s[counters.released] = now_s
         counters.released += 1
         if counters.released == counters.next + 1:
-            to_front(S)
+            update_entry_time(S)
     if S.params[0].has_dependents == 1:
         release_children(S, i, status, now_s)
-        to_front(S)
+        update_entry_time(S)
 
 
 @jit
-def to_front(S):
+def update_entry_time(S):
     """Note when the next request that is sent will have passed the front end."""
     counters, params = S.counters[0], S.params[0]
     i = next_sent(S)
@@ -215,10 +215,10 @@ def _expire_waiting(S, r, now_s):
 
 
 @jit
-def requeue(S, q, now_s, slot, rank):
+def requeue(S, queue_index, now_s, slot, rank):
     """Add a request that returns to a queue; its wait starts now."""
     S.slots[slot].queued_s = now_s
-    enqueue(S, q, now_s, slot, rank)
+    enqueue(S, queue_index, now_s, slot, rank)
 
 
 @jit_cold
@@ -231,40 +231,40 @@ def move_load(S, q, r, to):
 
 
 @jit
-def enqueue(S, q, now_s, slot, rank):
+def enqueue(S, queue_index, now_s, slot, rank):
     """Add a request to a queue by its rank; its wait started at ``queued_s``, in front of the replica or in a bin."""
     request = S.slots[slot]
     request.waiting = 1
     key = rank_key(S, now_s, slot, rank)
-    note_starvation(S, q, now_s, request)
-    queue_push(S, q, key, request.index, slot)
+    note_starvation(S, queue_index, now_s, request)
+    queue_push(S, queue_index, key, request.index, slot)
     deadline_s = request.arrival_s + S.params[0].timeout_s
-    S.queues[q].deadline_s = min(S.queues[q].deadline_s, deadline_s)
-    if S.params[0].preempts == 1 and S.pool_slot[S.queues[q].offset] == slot:
-        _request_preemption_check(S, q)
+    S.queues[queue_index].deadline_s = min(S.queues[queue_index].deadline_s, deadline_s)
+    if S.params[0].preempts == 1 and S.pool_slot[S.queues[queue_index].offset] == slot:
+        _request_preemption_check(S, queue_index)
 
 
 @jit_cold
-def _request_preemption_check(S, q):
+def _request_preemption_check(S, queue_index):
     """Make all replicas of a queue consider preemptions at their next step."""
     for r in range(S.params[0].replicas):
-        if S.replicas[r].queue == q:
+        if S.replicas[r].queue == queue_index:
             S.replicas[r].check_preemption = 1
 
 
 @jit_cold
-def update_ranks(S, q, now_s, rank):
+def update_ranks(S, queue_index, now_s, rank):
     """Rank all requests of a queue again, as time has changed their keys."""
-    queue = S.queues[q]
+    queue = S.queues[queue_index]
     late = queue.starvation_s <= now_s
     queue.starvation_s = INFINITY
     for at in range(queue.offset, queue.offset + queue.length):
         slot = S.pool_slot[at]
         S.pool_key[at] = rank_key(S, now_s, slot, rank)
-        note_starvation(S, q, now_s, S.slots[slot])
-    queue_rebuild(S, q)
+        note_starvation(S, queue_index, now_s, S.slots[slot])
+    queue_rebuild(S, queue_index)
     if late and S.params[0].preempts == 1:
-        _request_preemption_check(S, q)
+        _request_preemption_check(S, queue_index)
 
 
 @jit_cold
@@ -308,12 +308,12 @@ def evict(S, r, slot, now_s, rank):
 
 
 @jit_cold
-def _order_victims(S, r, now_s, leave_rank):
+def _order_victims(S, r, now_s, victim):
     """Sort idle residents into ``tmp_slot`` by (victim key, slot index), the first victim last; return their number."""
     count = 0
     for at in range(_update_idle(S, r)):
         slot = _idle(S, r, at)
-        key, slot_index, i = key_of(S, leave_rank, now_s, S.slots[slot]), S.slots[slot].slot_index, count
+        key, slot_index, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].slot_index, count
         while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > slot_index)):
             S.tmp_key[i] = S.tmp_key[i - 1]
             S.tmp_tie[i] = S.tmp_tie[i - 1]
@@ -361,13 +361,13 @@ def _idle(S, r, i):
 
 
 @jit_cold
-def claim_blocks(S, r, now_s, limit, reserve, rank, leave_rank):
+def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
     """Give idle decodes their next blocks in order, evicting the last in order for them.
 
     The decodes that got their blocks are the first of ``tmp_slot``; half-computed prompts are skipped. Return how many.
     """
     rep = S.replicas[r]
-    count = _order_victims(S, r, now_s, leave_rank)
+    count = _order_victims(S, r, now_s, victim)
     last, claimed, i = count - 1, 0, 0
     while i <= last and claimed < limit:
         slot = S.tmp_slot[i]
@@ -406,11 +406,11 @@ def split_off(S, source, target, count):
 
 
 @jit_cold
-def evict_for_partial(S, r, need, slot, now_s, rank, leave_rank):
+def evict_for_partial(S, r, need, slot, now_s, rank, victim):
     """Evict until ``need`` blocks are free; return False if the half-computed prompt itself was evicted."""
     rep = S.replicas[r]
     while rep.free_blocks < need:
-        count = _order_victims(S, r, now_s, leave_rank)
+        count = _order_victims(S, r, now_s, victim)
         last = S.tmp_slot[count - 1]
         evict(S, r, last, now_s, rank)
         if last == slot:

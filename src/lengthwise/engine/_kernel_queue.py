@@ -13,9 +13,9 @@ NOT_FINISHED = int(Rejection.PARENT_NOT_FINISHED)
 
 
 @jit
-def queue_push(S, q, key, index, slot):
+def queue_push(S, queue_index, key, index, slot):
     """Add a request; a full queue moves to a larger range of the pool."""
-    queue = S.queues[q]
+    queue = S.queues[queue_index]
     if queue.length == queue.room:
         _grow(S, queue)
     i = queue.length
@@ -31,9 +31,9 @@ def queue_push(S, q, key, index, slot):
 
 
 @jit
-def queue_pop(S, q):
+def queue_pop(S, queue_index):
     """Remove the first request."""
-    queue = S.queues[q]
+    queue = S.queues[queue_index]
     queue.length -= 1
     if queue.length > 0:
         end = queue.offset + queue.length
@@ -41,9 +41,9 @@ def queue_pop(S, q):
 
 
 @jit_cold
-def queue_rebuild(S, q):
+def queue_rebuild(S, queue_index):
     """Restore the heap order after keys have changed in place."""
-    queue = S.queues[q]
+    queue = S.queues[queue_index]
     for i in range(queue.length // 2 - 1, -1, -1):
         at = queue.offset + i
         _move_down(S, queue.offset, queue.length, i, S.pool_key[at], S.pool_index[at], S.pool_slot[at])
@@ -100,11 +100,11 @@ def starvation_s(S, request):
 
 
 @jit
-def note_starvation(S, q, now_s, request):
+def note_starvation(S, queue_index, now_s, request):
     """Note when the next request of a queue will have waited ``max_wait_s``."""
     deadline_s = starvation_s(S, request)
     if deadline_s > now_s:
-        S.queues[q].starvation_s = min(S.queues[q].starvation_s, deadline_s)
+        S.queues[queue_index].starvation_s = min(S.queues[queue_index].starvation_s, deadline_s)
 
 
 @jit

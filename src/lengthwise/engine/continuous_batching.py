@@ -63,7 +63,7 @@ class SequenceOrder:
         priority: The batch serves smaller ones first where its limits say ``by_priority``.
         admission: Number of the last admission among all.
         eviction: Number of the last eviction among all; 0: none.
-        slot_index: Number of the last return from a step with a part of the prompt.
+        slot_index: Sequence number of the last step's end with a chunk of the prompt; breaks ties among victims.
     """
 
     number: int
@@ -339,7 +339,7 @@ class ContinuousBatch:
     # -- a step ends --------------------------------------------------------------------------
 
     def _cut(self, now_s: float) -> None:
-        """Let equal steps that run together end with the one that is under way."""
+        """Shorten a run of merged steps so that it ends with the current one."""
         step = self.step
         if step is None or step.count == 1:
             return

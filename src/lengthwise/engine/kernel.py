@@ -17,7 +17,7 @@ from lengthwise.engine._kernel_memory import (
     outstanding,
     remaining_tokens,
     send_next,
-    to_front,
+    update_entry_time,
 )
 from lengthwise.engine._kernel_queue import next_sent, pop_event, predicted_total, push_event, take_sent
 from lengthwise.engine._kernel_steps import end_step, end_transfer, launch, repeat_step, repeats, start_transfers
@@ -36,7 +36,7 @@ INFINITY = float("inf")
 
 
 def run(
-    S, D, rank, leave_rank, batching, memory, router, preemption, binning,
+    S, D, rank, victim, batching, memory, router, preemption, binning,
     decode_batching, decode_memory, decode_router,
 ):  # fmt: skip
     """Run until nothing is left or the time limit is reached; return a status code.
@@ -65,7 +65,7 @@ def run(
             count = _order(S, decoding)
             for k in range(count):
                 _schedule(
-                    S, D, S.tmp_order[k], now_s, count - 1 - k, evictions, rank, leave_rank,
+                    S, D, S.tmp_order[k], now_s, count - 1 - k, evictions, rank, victim,
                     decode_batching if decoding else batching, decode_memory if decoding else memory, preemption,
                 )  # fmt: skip
             if counters.problem != OK or (counters.evictions == evictions and not decoding):
@@ -102,7 +102,7 @@ def _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
         i = next_sent(S)
         take_sent(S, i)
         counters.front_free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_queue_s
-        to_front(S)
+        update_entry_time(S)
         rejection = _rejection(S, i, memory, decode_memory)
         if rejection != NONE:
             S.results[i].status = REJECTED
@@ -191,15 +191,15 @@ def _new_slot(S, i):
 
 
 @jit_cold
-def _add_to_bin(S, q, now_s, slot, rank, binning):
-    """Add a request to a bin, which becomes a batch when it is full; the bins of queue ``q`` are consecutive rows."""
+def _add_to_bin(S, queue_index, now_s, slot, rank, binning):
+    """Add a request to a bin, which becomes a batch when it is full; the bins of a queue are consecutive rows."""
     request, params = S.slots[slot], S.params[0]
     number = binning(S.predicted[request.index], S.prompt[request.index])
     if number < 0 or number >= params.bins:
         S.counters[0].problem = BAD_BIN
         S.counters[0].problem_value = number
         return
-    b = q * params.bins + number
+    b = queue_index * params.bins + number
     S.bin_slot[b, S.bin_count[b]] = slot
     S.bin_count[b] += 1
     if S.bin_count[b] == 1:
@@ -294,7 +294,7 @@ def _first_blocked(S):
 
 
 @jit
-def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memory, preemption):
+def _schedule(S, D, r, now_s, left, evictions, rank, victim, batching, memory, preemption):
     """Fill a replica's pipeline with steps; decode-only steps repeat in place.
 
     ``left`` replicas are still to be scheduled at this instant, which started with a count of ``evictions``.
@@ -305,7 +305,7 @@ def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memor
     if rep.side == 1:
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
-        if not repeating and not form(S, r, now_s, rank, leave_rank, batching, memory, preemption):
+        if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption):
             if w.evicted == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 return
             retried = True

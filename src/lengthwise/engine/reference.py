@@ -66,7 +66,7 @@ class Reference:
         self.ready: list[tuple[float, int]] = []
         self.now_s = self.front_free_s = 0.0
         self.entry_s = math.inf
-        self._to_front()
+        self._update_entry_time()
 
     def run(self) -> EngineOutput:
         """Handle all events in order.
@@ -139,7 +139,7 @@ class Reference:
         """Return when the front end is free again after a request."""
         return max(float(self.arrival_s[i]), self.front_free_s) + self.s.deployment.cost.front.queue_s
 
-    def _to_front(self) -> None:
+    def _update_entry_time(self) -> None:
         """Set when the next request that is sent will have passed the front end."""
         i = self._next_sent()
         front = self.s.deployment.cost.front
@@ -155,7 +155,7 @@ class Reference:
             else:
                 self.next += 1
             self.front_free_s = self._front_free_s(i)
-            self._to_front()
+            self._update_entry_time()
             arrival_s = float(self.arrival_s[i])
             q = Request(i, arrival_s, int(columns.prompt[i]), int(columns.output[i]), Wait(arrival_s))
             rejection = self._rejection(q)
@@ -339,14 +339,14 @@ class Reference:
         if self.s.params.closed_loop and self.released < len(self.arrival_s):
             self.arrival_s[self.released] = now
             self.released += 1
-            self._to_front()
+            self._update_entry_time()
         if status == Status.FINISHED:
             for child in self._children(i):
                 self.parents_left[child] -= 1
                 if self.parents_left[child] == 0:
                     self.arrival_s[child] = max(float(self.arrival_s[child]), now)
                     heapq.heappush(self.ready, (float(self.arrival_s[child]), child))
-                    self._to_front()
+                    self._update_entry_time()
             return
         unfinished = [i]
         while unfinished:

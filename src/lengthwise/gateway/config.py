@@ -99,8 +99,8 @@ class Phases:
     # prefills are resized so that their prompt tokens stay within this share of the mean, and the decode
     # batch within it of its own mean; None: they are never resized
     threshold: float | None = None
-    # most requests at an engine; None: with a threshold what it lets the decode batch be plus a prefill
-    # (whose slots are about to become free), else the engine's own limit
+    # most requests at an engine; None: with a threshold the largest decode batch that it allows plus a prefill batch,
+    # else dispatch.max_concurrency
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
@@ -172,7 +172,9 @@ class Admission:
     """Bounds of the queue."""
 
     max_queued: int = 20_000
-    max_queued_bytes: int = 128 << 20  # of bodies; above a third of ``Limits.body_budget_bytes`` that binds
+    max_queued_bytes: int = (
+        128 << 20
+    )  # of queued bodies; a value above a third of ``Limits.body_budget_bytes`` has no effect
     max_predicted_wait_s: float = math.inf  # a request with a longer one gets 429 and Retry-After; inf admits all
     no_engine_s: float = 30.0  # how long requests wait without an engine for their model before 503
 

@@ -29,13 +29,13 @@ class WorkerState:
     models: tuple[str, ...]
     up: bool = True  # whether it may be given requests (healthy, circuit closed, not draining)
     in_flight: int | None = None  # a fixed limit, or None: adapted from signals, and unlimited where the engine orders
-    slots: int | None = None  # most sequences it runs at once (llama.cpp's slots, vLLM's max_num_seqs); None unknown
+    slots: int | None = None  # most sequences that it runs at once, if it reports them (llama.cpp's slots)
     kv_tokens: int | None = None
     tokens_per_s: float | None = None
     signals: Signals = Signals()
     epoch: int = 0  # grows with every restart: whatever was in flight before is lost
-    renamed_from: str = ""  # former name, with the same epoch: requests in flight stay in flight; "" not renamed
-    address: str = ""  # workers at one address, one of them leaving (``renamed_from``), are one engine; "" unknown
+    renamed_from: str = ""  # former name, with the same epoch, of a leaving worker: its requests stay in flight
+    address: str = ""  # a leaving worker and its successor at the same address are one engine; "" unknown
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Phase:
     prompt_tokens: int = 0
     decode_batch: int = 0
     decode_steps: int = 0  # iterations until its end
-    left_batch: int = 0  # requests at the worker at its end
+    remaining_batch: int = 0  # requests at the worker at its end
     overdue: int = 0  # requests dispatched within it since they had waited ``max_wait_s``
 
 

@@ -117,7 +117,7 @@ class Gateway:
         async with self._configuring:
             await self._configure(config)
 
-    async def keep(self, phases: Phases) -> None:
+    async def apply_phases(self, phases: Phases) -> None:
         """Apply another schedule from each engine's next phase on; raise InputError as ``configure`` does."""
         async with self._configuring:  # read the configuration inside, or a concurrent change would be undone
             config = self.config
@@ -176,7 +176,7 @@ class Gateway:
         if self._follow is not None:
             phases = config.dispatch.phases
             assert phases is not None, "mode rra has a schedule"
-            tracker = self.tracker = PlanTracker(self._follow, phases, self.keep, clock)
+            tracker = self.tracker = PlanTracker(self._follow, phases, self.apply_phases, clock)
             await stack.enter_async_context(tracker)
             driver.listeners.add(tracker)
             self.telemetry.metrics.tracker = lambda: tracker.state

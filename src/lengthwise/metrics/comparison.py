@@ -31,7 +31,7 @@ _GAP_TOLERANCE, _GAP_QUANTILES = 0.02, np.array([0.5, 0.9, 0.99])
 
 MIN_TAIL_REQUESTS = 100  # with fewer requests tails (P95, P99) rest on a few of them
 MIN_DIFFERENCE = 0.01  # smaller relative differences between the workloads of two runs give no warning
-MAX_RATIO = 100.0  # an upper end above this multiple of the ratio is of a reference that is nearly 0
+MAX_RATIO = 100.0  # an upper end above this multiple of the ratio shows that the reference is nearly 0
 NEGLIGIBLE_SHARE = 1e-3  # a quantile below this share of its mean is no reference (tokens of one chunk)
 _DEPLOYMENT_KEYS = ("tp", "pp", "replicas", "max_num_seqs", "max_num_batched_tokens")
 
@@ -311,9 +311,9 @@ Gaps = tuple[Floats, Ints]  # [gaps] seconds, and the row of the request that ea
 def request_gaps(run: Run) -> Gaps | None:
     """Return the gaps between tokens of the requests that count, with rows from 0; None where unknown.
 
-    A measured run records when each token came. In a simulated run a token comes at the end of a step of its replica
-    between the request's first and last token: of each step where they are as many as the tokens, else of evenly spread
-    ones (stages of a pipeline take turns). The result counts only if all gaps together match those that the run
+    A measured run records when each token came. In a simulated run tokens are assigned to the ends of the
+    replica's steps between the request's first and last token: one for each step if there are as many, else to evenly
+    spaced steps (stages of a pipeline take turns). The result counts only if all gaps together match those that the run
     recorded: the same number, and quantiles within 2 %.
     """
     records, tokens = run.records, run.measured.tokens

@@ -3,9 +3,9 @@
 The schedule may stay, change its batches and phases, which takes no time, or load another layout, which takes the
 seconds of ``redeployment``. The best option meets the bound and serves most requests until a horizon. A schedule that
 still meets the bound is replaced only by one that serves noticeably more by then; one that no longer meets it, by
-anything that does and is loaded in time. The new bound is tighter by a margin: the first at which the new schedule
-would meet the real bound if lengths changed once more by as much as they just did; if none suffices, or it costs too
-much throughput, by half as much, or a quarter.
+anything that does and is loaded in time. The new bound is tighter by a margin: the smallest with which the new
+schedule would meet the real bound after one more change of the same size. If there is none, or it costs too much
+throughput, a change of half that size is assumed, then of a quarter; then there is no margin.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _MEASURED_S = {
     ("gpt-3-175b", "A40", 32): (2.1, 11.9),
     ("gpt-3-341b", "A40", 48): (3.5, 15.1),
 }
-"""Seconds from host memory and from drives. The table does not name the GPUs; only the A40s of the paper are 32 and
-more (its A100s are 16)."""
+"""Seconds from host memory and from drives. The table does not name the GPUs; the paper has 32 or more
+GPUs only of type A40 (it has 16 A100s)."""
 _REPEATED_CHANGES = (1.0, 0.5, 0.25)
 
 
@@ -344,8 +344,8 @@ class Adapter:
     """Follows live lengths and decides which schedule is to run. Equal requests and seeds give equal decisions.
 
     The caller observes each request in the order of arrival, and deploys ``deployed``, the schedule that is to run now,
-    when a decision changes it. ``task`` has the lengths for which it was last planned, at first the planner's, which
-    were counted over ``requests``; None: the distributions are known.
+    when a decision changes it. ``task`` has the lengths for which it was last planned, at first the planner's.
+    ``requests``: how many requests these were counted from; None: the distributions are exact.
     """
 
     def __init__(

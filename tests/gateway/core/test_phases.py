@@ -53,7 +53,7 @@ def test_the_decode_batch_is_what_the_schedule_expects():
     world = PhaseWorld(schedule(4, 7), outputs(200, 5, low=22, high=22), loop=60).run()
     steady = world.phases[6:30]
     assert {one.decode_batch for one in steady} == {12}
-    assert {one.left_batch for one in steady} == {12}, "four have their last tokens under way"
+    assert {one.remaining_batch for one in steady} == {12}, "four have their last tokens under way"
 
 
 def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
@@ -69,7 +69,7 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     over = made.schedule(0.2)
     assert sent(over) == [2], "nobody is left: the rest of the phase is not waited for"
     (phase,) = over.phases
-    assert (phase.cause, phase.prefill_batch, phase.left_batch) == ("idle", 2, 0)
+    assert (phase.cause, phase.prefill_batch, phase.remaining_batch) == ("idle", 2, 0)
 
 
 def test_who_comes_while_nobody_has_spoken_joins_the_prefill():

@@ -114,7 +114,7 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, a
     sessions, entry = Sessions(), Entry(request(1, session="s" * has_session, **begins(text, tokens[text])))
     entry.update_remaining()
     for number, (speed, work, sent, prompt_s) in enumerate(active):
-        one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), no_limit=False)
+        one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), passthrough=False)
         one.throughput.tokens_per_s, one.work = speed, work
         for step in range(40):
             one.cost.add_start(10 * step, prompt_s * 10 * step, uncached=True)

@@ -57,7 +57,7 @@ class PlanTracker:
         at_s: Returns the seconds since the start of the run.
         written_tokens: Returns the tokens of unfinished outputs, by place.
         placement: Returns the GPUs of all engines.
-        report: Called with "replan" or "keep" and the reason; there may be another plan to follow.
+        report: Called with "replan" or "keep" and the reason; after "replan" another plan is followed.
 
     Attributes:
         run_plan: The plan that is followed since ``from_s``, from the start of the run.
@@ -111,7 +111,7 @@ class PlanTracker:
         return self.now.plans
 
     def _blocked(self, status: Status, running: Collection[int]) -> frozenset[int]:
-        """Return the running models that have no work until a model finishes tasks that does not run."""
+        """Return the running models that have no work until a model that does not run finishes tasks."""
         reached: set[int] = set()
         new = {model for model in running if status.available[model]}
         while new:
@@ -153,7 +153,7 @@ class PlanTracker:
         self._last, self._deviated_stage = None, -1
 
     def seek(self) -> Coroutine[Any, Any, None] | None:
-        """Return the wait for the plan that is still searched for, to be started now; None: there is no such search."""
+        """Return a coroutine that waits for the search and follows its plan, to be started now; None: no search."""
         if self._job.seek is None:
             return None
         self._is_searching = True

@@ -50,8 +50,8 @@ def drain_times_s(
 class WorkerPool:
     """The workers by name; ``up`` lists those that may be given requests, in the reported order."""
 
-    def __init__(self, dispatch: Dispatch, *, no_limit: bool, phased: bool = False) -> None:
-        self._dispatch, self._no_limit, self._phased = dispatch, no_limit, phased
+    def __init__(self, dispatch: Dispatch, *, passthrough: bool, phased: bool = False) -> None:
+        self._dispatch, self._passthrough, self._phased = dispatch, passthrough, phased
         self.finished_phases: list[Phase] = []
         self._workers: dict[str, Worker] = {}
         self._known_models: set[str] = set()
@@ -77,7 +77,7 @@ class WorkerPool:
         return self._workers[entry.worker]
 
     def update(self, now_s: float, states: Sequence[WorkerState]) -> tuple[list[Entry], list[tuple[str, str]]]:
-        """Replace the set of workers; return requests that lost theirs, and (before, now) names, also of one engine."""
+        """Replace the set of workers; return requests that lost theirs, and pairs of old and new names."""
         lost, new, renamed = list[Entry](), list[Worker](), list[tuple[str, str]]()
         before, self._workers = self._workers, {}
         for state in states:
@@ -91,7 +91,7 @@ class WorkerPool:
         for state in states:
             worker = before.pop(state.name, None)
             if worker is None:
-                worker = Worker(state, self._dispatch, no_limit=self._no_limit, report=report)
+                worker = Worker(state, self._dispatch, passthrough=self._passthrough, report=report)
                 new.append(worker)
             lost += worker.update(now_s, state)
             self._workers[state.name] = worker

@@ -213,5 +213,5 @@ class PhaseTracker:
         current.worker, current.cause, current.finished_s = self._worker(), cause, max(current.started_s, now_s)
         current.decode_batch = current.decode_batch or self._num_present
         current.decode_steps = self._min_steps if cause == STEPS else self._max_steps
-        current.left_batch = self._num_present
+        current.remaining_batch = self._num_present
         self._report(current)

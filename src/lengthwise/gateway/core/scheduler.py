@@ -41,18 +41,18 @@ class Scheduler:
     """Orders requests, dispatches them to workers, and preempts; the same events at the same times decide the same.
 
     Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. An event takes O(log n)
-    comparisons of waiting requests. ``observe`` acts as mode "observe": dispatch at once, up to a worker's fixed limit.
+    comparisons of waiting requests.
     """
 
-    def __init__(self, order: Order, admission: Admission, dispatch: Dispatch, *, observe: bool = False) -> None:
+    def __init__(self, order: Order, admission: Admission, dispatch: Dispatch) -> None:
         self.order, self.admission = order, admission
         rank = resolve("rank", order.rank or _RANKS.get(order.mode, "fcfs"))
         self.service = TenantService()
         self._ranker = Ranker(rank, self.service)
         self.queue = Queue(self._ranker, self.service, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
         self.preemption = Preemption(order, self._ranker, self.service)
-        no_limit = observe or order.mode in PASSTHROUGH_MODES
-        self.worker_pool = WorkerPool(dispatch, no_limit=no_limit, phased=order.mode == "rra")
+        passthrough = order.mode in PASSTHROUGH_MODES
+        self.worker_pool = WorkerPool(dispatch, passthrough=passthrough, phased=order.mode == "rra")
         self.bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
         self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)

@@ -237,14 +237,19 @@ _MAX_CACHED_SHARE = 0.25  # A start of which a larger share may be cached does n
 
 
 class Worker:
-    """One worker; ``no_limit``: it gets all requests, up to a fixed limit of its own (``state.in_flight``).
+    """One worker; ``passthrough``: requests are dispatched at once, up to ``state.in_flight`` if that is set.
 
     ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
     cache of its requests at their end. ``leaving`` workers are the same engine and use its slots.
     """
 
     def __init__(
-        self, state: WorkerState, dispatch: Dispatch, *, no_limit: bool, report: Callable[[Phase], None] | None = None
+        self,
+        state: WorkerState,
+        dispatch: Dispatch,
+        *,
+        passthrough: bool,
+        report: Callable[[Phase], None] | None = None,
     ) -> None:
         self.state, self.name = state, state.name
         self.active: dict[int, Entry] = {}  # requests in flight by id, preempting ones included
@@ -252,7 +257,7 @@ class Worker:
         self.num_preempting = 0
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
         self.leaving: tuple[Worker, ...] = ()
-        self._no_limit = no_limit
+        self._passthrough = passthrough
         self.limits = ConcurrencyLimit(dispatch)
         # Requests dispatched until this time may have waited in the engine's own queue: their starts are not used.
         self._queued_s = -math.inf
@@ -268,7 +273,7 @@ class Worker:
             return min(high, self.state.in_flight or high, self.state.slots or high)
         if self.state.in_flight is not None:
             return self.state.in_flight
-        return NO_LIMIT if self._no_limit else self.limits.limit(self.state.slots)
+        return NO_LIMIT if self._passthrough else self.limits.limit(self.state.slots)
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the bounds of the limit, and the schedule from the next phase on."""
@@ -309,7 +314,7 @@ class Worker:
 
     def fits(self, entry: Entry) -> bool:
         """Return whether the KV cache would hold the request to its end; an empty worker takes any request."""
-        if self.state.kv_tokens is None or self._no_limit or not self.slots_in_use:
+        if self.state.kv_tokens is None or self._passthrough or not self.slots_in_use:
             return True
         return self._kv_in_use + entry.kv_tokens <= self.state.kv_tokens
 
@@ -336,7 +341,7 @@ class Worker:
         self.active[q.id] = entry
         self._count(entry, 1)
         self.limits.used(self.slots_in_use)
-        if self._no_limit and self.state.signals.waiting is None and len(self.active) > 1:
+        if self._passthrough and self.state.signals.waiting is None and len(self.active) > 1:
             self._queued_s = q.dispatch.dispatched_s
         if self.phases is not None:
             self.phases.dispatched(entry)

@@ -97,9 +97,9 @@ class RetryBudget:
 class FailureAttribution:
     """Decides whether failures of one request are the fault of engines or of the request, and reports to the fleet.
 
-    An engine that breaks off or stalls has failed. Of one that answers with an error a peer that gets the same request
-    decides: if it fails with an error as well, nothing is reported. Workers are compared by identity: a name may pass
-    to a replacement.
+    An engine that breaks off or stalls has failed. If an engine answers with an error, a peer gets the same request; if
+    the peer answers with an error, too, neither is reported. Workers are compared by identity: a name may pass to a
+    replacement.
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:

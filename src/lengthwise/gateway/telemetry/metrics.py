@@ -174,7 +174,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _PHASE_HISTOGRAMS = (
     ("prefill_batch", SIZES, "phase_prefill_batch_requests", "New requests of a prefill phase (B_E)"),
     ("decode_batch", SIZES, "phase_decode_batch_requests", "Requests at the engine after a prefill phase (B_D)"),
-    ("left_batch", SIZES, "phase_left_batch_requests", "Requests at the engine at the end of a phase"),
+    ("remaining_batch", SIZES, "phase_remaining_batch_requests", "Requests at the engine at the end of a phase"),
     ("decode_steps", SIZES, "phase_decode_steps", "Decode iterations of a phase, estimated from tokens (N_D)"),
     ("seconds", WAITS_S, "phase_seconds", "From one prefill phase to the next, or until the engine is idle"),
 )

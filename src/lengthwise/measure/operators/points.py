@@ -82,8 +82,8 @@ def unmeasured(model: ModelSpec) -> tuple[str, ...]:
     """Return a sentence for each part of a model's step that no operator covers."""
     notes = []
     if model.encoder_layers:
-        more = "nor what an encoder is deeper than the decoder: fill them from the roofline"
-        notes.append(f"cross-attention and its projections were not measured, {more}")
+        parts = "cross-attention, its projections, and encoder layers in excess of the decoder's"
+        notes.append(f"{parts} were not measured: fill them from the roofline")
     if model.attention.is_mla:
         notes.append("expanding the latents of a prompt's cached context was not measured: see kv up-projection")
     return tuple(notes)
