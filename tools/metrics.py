@@ -106,14 +106,14 @@ def vocabulary(paths: list[Path], pages: list[Path]) -> dict[str, collections.Co
     return found
 
 
-def imports(paths: list[Path], src: Path, *, at_load: bool) -> dict[str, set[str]]:
-    """Return the modules of this package that each module imports: at any time, or only while it loads."""
+def imports(paths: list[Path], src: Path) -> dict[str, set[str]]:
+    """Return the modules of this package that each module imports, in functions and for types as well."""
     modules = {".".join(p.relative_to(src).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         tree = ast.parse(path.read_text("utf-8"))
         found = set()
-        for node in tree.body if at_load else ast.walk(tree):
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
                     target = f"{node.module}.{alias.name}"
@@ -200,7 +200,7 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
         p for name in PAGES for p in ([ROOT / name] if name.endswith(".md") else sorted((ROOT / name).rglob("*.md")))
     ]
     found = vocabulary(paths, pages)
-    graph = imports(paths, src, at_load=False)
+    graph = imports(paths, src)
     importers = collections.Counter(target for targets in graph.values() for target in targets)
     comments = sum(line.lstrip().startswith("#") for p in paths for line in p.read_text("utf-8").splitlines())
     lines = line_count(paths)
@@ -209,6 +209,7 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
         "banned_identifiers": sum(found["identifiers"].values()),
         "banned_phrases": sum(found["phrases"].values()),
         "src_lines": lines,
+        "stub_lines": line_count(sorted(src.rglob("*.pyi"))),
         "modules": len(paths),
         "modules_with_one_importer": sum(importers[name] == 1 for name in graph),
         **functions(paths),
@@ -216,7 +217,7 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
         "modules_loaded_by_config": loaded_modules("lengthwise.config"),
         "docs_generator_lines": line_count(sorted((ROOT / "docs").rglob("*.py"))),
         "benchmark_lines": line_count(sorted((ROOT / "benchmarks").rglob("*.py"))),
-        "import_cycles": len(cycles(imports(paths, src, at_load=True))),
+        "import_cycles": len(cycles(graph)),
     }, found
 
 

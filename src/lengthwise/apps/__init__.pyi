@@ -1,18 +1,13 @@
-from .app import App, Call, Fan, From, Loop, Model, Report, Sampling, each, over, times
-from .inputs import Rows, read_rows
-
-__all__ = [
-    "App",
-    "Call",
-    "Fan",
-    "From",
-    "Loop",
-    "Model",
-    "Report",
-    "Rows",
-    "Sampling",
-    "each",
-    "over",
-    "read_rows",
-    "times",
-]
+from .app import App as App
+from .app import Call as Call
+from .app import Fan as Fan
+from .app import From as From
+from .app import Loop as Loop
+from .app import Model as Model
+from .app import Report as Report
+from .app import Sampling as Sampling
+from .app import each as each
+from .app import over as over
+from .app import times as times
+from .inputs import Rows as Rows
+from .inputs import read_rows as read_rows

@@ -1,35 +1,16 @@
-from .kubernetes import kubernetes_manifest
-from .launch import Launch
-from .launch_folder import (
-    PLAN,
-    PORT,
-    ScheduledEngines,
-    entries,
-    load_test,
-    require_new,
-    scheduled_scripts,
-    write_launch,
-    write_texts,
-    write_trace,
-)
-from .sglang import sglang_launch
-from .vllm import phased_launch, split_launches, vllm_launch
-
-__all__ = [
-    "PLAN",
-    "PORT",
-    "Launch",
-    "ScheduledEngines",
-    "entries",
-    "kubernetes_manifest",
-    "load_test",
-    "phased_launch",
-    "require_new",
-    "scheduled_scripts",
-    "sglang_launch",
-    "split_launches",
-    "vllm_launch",
-    "write_launch",
-    "write_texts",
-    "write_trace",
-]
+from .kubernetes import kubernetes_manifest as kubernetes_manifest
+from .launch import Launch as Launch
+from .launch_folder import PLAN as PLAN
+from .launch_folder import PORT as PORT
+from .launch_folder import ScheduledEngines as ScheduledEngines
+from .launch_folder import entries as entries
+from .launch_folder import load_test as load_test
+from .launch_folder import require_new as require_new
+from .launch_folder import scheduled_scripts as scheduled_scripts
+from .launch_folder import write_launch as write_launch
+from .launch_folder import write_texts as write_texts
+from .launch_folder import write_trace as write_trace
+from .sglang import sglang_launch as sglang_launch
+from .vllm import phased_launch as phased_launch
+from .vllm import split_launches as split_launches
+from .vllm import vllm_launch as vllm_launch

@@ -1,43 +1,24 @@
-from .shapes import (
-    active_parameters,
-    approximations,
-    cross_kv_bytes_per_token,
-    embedding_parameters,
-    encoder_layer_parameters,
-    head_parameters,
-    kv_bytes_per_token,
-    layer_parameters,
-    layer_weight_bytes,
-    parameters,
-    stage_layers,
-    state_bytes_per_sequence,
-    weight_bytes,
-)
-from .store import default_node, find_gpu, gpu, gpus, links, model, model_from_config, models, node, nodes, served_model
-
-__all__ = [
-    "active_parameters",
-    "approximations",
-    "cross_kv_bytes_per_token",
-    "default_node",
-    "embedding_parameters",
-    "encoder_layer_parameters",
-    "find_gpu",
-    "gpu",
-    "gpus",
-    "head_parameters",
-    "kv_bytes_per_token",
-    "layer_parameters",
-    "layer_weight_bytes",
-    "links",
-    "model",
-    "model_from_config",
-    "models",
-    "node",
-    "nodes",
-    "parameters",
-    "served_model",
-    "stage_layers",
-    "state_bytes_per_sequence",
-    "weight_bytes",
-]
+from .shapes import active_parameters as active_parameters
+from .shapes import approximations as approximations
+from .shapes import cross_kv_bytes_per_token as cross_kv_bytes_per_token
+from .shapes import embedding_parameters as embedding_parameters
+from .shapes import encoder_layer_parameters as encoder_layer_parameters
+from .shapes import head_parameters as head_parameters
+from .shapes import kv_bytes_per_token as kv_bytes_per_token
+from .shapes import layer_parameters as layer_parameters
+from .shapes import layer_weight_bytes as layer_weight_bytes
+from .shapes import parameters as parameters
+from .shapes import stage_layers as stage_layers
+from .shapes import state_bytes_per_sequence as state_bytes_per_sequence
+from .shapes import weight_bytes as weight_bytes
+from .store import default_node as default_node
+from .store import find_gpu as find_gpu
+from .store import gpu as gpu
+from .store import gpus as gpus
+from .store import links as links
+from .store import model as model
+from .store import model_from_config as model_from_config
+from .store import models as models
+from .store import node as node
+from .store import nodes as nodes
+from .store import served_model as served_model

@@ -1,40 +1,21 @@
-from .memory import largest_model_len, plan_memory
-from .provenance import MadeFor, made_for, require_made_for
-from .roofline_tables import (
-    ENGINE_HOSTS,
-    HOST_NAMES,
-    HostOverhead,
-    OperatorTime,
-    host_overhead,
-    operators,
-    roofline,
-    roofline_note,
-    with_host,
-)
-from .tables import FitReport, OperatorFit, from_tables, load, save
-from .vidur import vidur_profile
-from .vidur_format import vidur_tables
-
-__all__ = [
-    "ENGINE_HOSTS",
-    "HOST_NAMES",
-    "FitReport",
-    "HostOverhead",
-    "MadeFor",
-    "OperatorFit",
-    "OperatorTime",
-    "from_tables",
-    "host_overhead",
-    "largest_model_len",
-    "load",
-    "made_for",
-    "operators",
-    "plan_memory",
-    "require_made_for",
-    "roofline",
-    "roofline_note",
-    "save",
-    "vidur_profile",
-    "vidur_tables",
-    "with_host",
-]
+from .memory import largest_model_len as largest_model_len
+from .memory import plan_memory as plan_memory
+from .provenance import MadeFor as MadeFor
+from .provenance import made_for as made_for
+from .provenance import require_made_for as require_made_for
+from .roofline_tables import ENGINE_HOSTS as ENGINE_HOSTS
+from .roofline_tables import HOST_NAMES as HOST_NAMES
+from .roofline_tables import HostOverhead as HostOverhead
+from .roofline_tables import OperatorTime as OperatorTime
+from .roofline_tables import host_overhead as host_overhead
+from .roofline_tables import operators as operators
+from .roofline_tables import roofline as roofline
+from .roofline_tables import roofline_note as roofline_note
+from .roofline_tables import with_host as with_host
+from .tables import FitReport as FitReport
+from .tables import OperatorFit as OperatorFit
+from .tables import from_tables as from_tables
+from .tables import load as load
+from .tables import save as save
+from .vidur import vidur_profile as vidur_profile
+from .vidur_format import vidur_tables as vidur_tables

@@ -1,15 +1,9 @@
-from .deployment_builder import COST_SOURCES, deploy, disaggregate, kv_transfer_over
-from .outcome import gap_edges
-from .simulation import on_compile, ready, simulate, warm_up
-
-__all__ = [
-    "COST_SOURCES",
-    "deploy",
-    "disaggregate",
-    "gap_edges",
-    "kv_transfer_over",
-    "on_compile",
-    "ready",
-    "simulate",
-    "warm_up",
-]
+from .deployment_builder import COST_SOURCES as COST_SOURCES
+from .deployment_builder import deploy as deploy
+from .deployment_builder import disaggregate as disaggregate
+from .deployment_builder import kv_transfer_over as kv_transfer_over
+from .outcome import gap_edges as gap_edges
+from .simulation import on_compile as on_compile
+from .simulation import ready as ready
+from .simulation import simulate as simulate
+from .simulation import warm_up as warm_up

@@ -1,6 +1,7 @@
-from .calibration import calibrate
-from .external_results import read_foreign
-from .load import INTERRUPTED, LoadSettings, bench
-from .records_file import read_records, write_records
-
-__all__ = ["INTERRUPTED", "LoadSettings", "bench", "calibrate", "read_foreign", "read_records", "write_records"]
+from .calibration import calibrate as calibrate
+from .external_results import read_foreign as read_foreign
+from .load import INTERRUPTED as INTERRUPTED
+from .load import LoadSettings as LoadSettings
+from .load import bench as bench
+from .records_file import read_records as read_records
+from .records_file import write_records as write_records

@@ -1,44 +1,34 @@
-from .columns import frame, request_column, request_columns
-from .comparison import LATENCIES, STATS, Comparison, MetricDistance, MetricError, Side, compare
-from .distribution import QUANTILES, STATISTICS, Distribution, weighted_quantiles
-from .extrapolation import Beyond, beyond_reach, worst_of
-from .hardware import SHARES, Cost, Hardware, gpu_power_w, hardware_of, model_flops, moved_bytes
-from .pooling import combine, difference, with_model_error
-from .summary import Counts, Goodput, Intervals, Rates, Slo, Summary, summarize
-
-__all__ = [
-    "LATENCIES",
-    "QUANTILES",
-    "SHARES",
-    "STATISTICS",
-    "STATS",
-    "Beyond",
-    "Comparison",
-    "Cost",
-    "Counts",
-    "Distribution",
-    "Goodput",
-    "Hardware",
-    "Intervals",
-    "MetricDistance",
-    "MetricError",
-    "Rates",
-    "Side",
-    "Slo",
-    "Summary",
-    "beyond_reach",
-    "combine",
-    "compare",
-    "difference",
-    "frame",
-    "gpu_power_w",
-    "hardware_of",
-    "model_flops",
-    "moved_bytes",
-    "request_column",
-    "request_columns",
-    "summarize",
-    "weighted_quantiles",
-    "with_model_error",
-    "worst_of",
-]
+from .columns import frame as frame
+from .columns import request_column as request_column
+from .columns import request_columns as request_columns
+from .comparison import LATENCIES as LATENCIES
+from .comparison import STATS as STATS
+from .comparison import Comparison as Comparison
+from .comparison import MetricDistance as MetricDistance
+from .comparison import MetricError as MetricError
+from .comparison import Side as Side
+from .comparison import compare as compare
+from .distribution import QUANTILES as QUANTILES
+from .distribution import STATISTICS as STATISTICS
+from .distribution import Distribution as Distribution
+from .distribution import weighted_quantiles as weighted_quantiles
+from .extrapolation import Beyond as Beyond
+from .extrapolation import beyond_reach as beyond_reach
+from .extrapolation import worst_of as worst_of
+from .hardware import SHARES as SHARES
+from .hardware import Cost as Cost
+from .hardware import Hardware as Hardware
+from .hardware import gpu_power_w as gpu_power_w
+from .hardware import hardware_of as hardware_of
+from .hardware import model_flops as model_flops
+from .hardware import moved_bytes as moved_bytes
+from .pooling import combine as combine
+from .pooling import difference as difference
+from .pooling import with_model_error as with_model_error
+from .summary import Counts as Counts
+from .summary import Goodput as Goodput
+from .summary import Intervals as Intervals
+from .summary import Rates as Rates
+from .summary import Slo as Slo
+from .summary import Summary as Summary
+from .summary import summarize as summarize

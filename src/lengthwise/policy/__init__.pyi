@@ -1,69 +1,40 @@
-from .compile import COLUMNS, compiled, interpreted, key_of, keys
-from .contracts import (
-    ADMIT_AFTER_EVICTION,
-    CHUNKED,
-    DECODES_REST,
-    DECODES_WAIT,
-    FORM_ONCE,
-    NEW_PHASE,
-    ONE_BATCH,
-    ONE_BY_ONE,
-    PADDED,
-    PREDICTED,
-    RESERVE_BLOCK,
-    RESTART_AS_DECODE,
-    SERVICE_OUTPUT_WEIGHT,
-    UNIFORM_SHARES,
-    Policy,
-    batching,
-    binning,
-    memory,
-    preemption,
-    rank,
-    router,
-)
-from .families import aged, aged_gittins, bins, call_of, mlfq, prefill, rra, worth
-from .named_schedulers import PREEMPTION_MODES, catalog, known, named, resolve, scheduler
-
-__all__ = [
-    "ADMIT_AFTER_EVICTION",
-    "CHUNKED",
-    "COLUMNS",
-    "DECODES_REST",
-    "DECODES_WAIT",
-    "FORM_ONCE",
-    "NEW_PHASE",
-    "ONE_BATCH",
-    "ONE_BY_ONE",
-    "PADDED",
-    "PREDICTED",
-    "PREEMPTION_MODES",
-    "RESERVE_BLOCK",
-    "RESTART_AS_DECODE",
-    "SERVICE_OUTPUT_WEIGHT",
-    "UNIFORM_SHARES",
-    "Policy",
-    "aged",
-    "aged_gittins",
-    "batching",
-    "binning",
-    "bins",
-    "call_of",
-    "catalog",
-    "compiled",
-    "interpreted",
-    "key_of",
-    "keys",
-    "known",
-    "memory",
-    "mlfq",
-    "named",
-    "preemption",
-    "prefill",
-    "rank",
-    "resolve",
-    "router",
-    "rra",
-    "scheduler",
-    "worth",
-]
+from .compile import COLUMNS as COLUMNS
+from .compile import compiled as compiled
+from .compile import interpreted as interpreted
+from .compile import key_of as key_of
+from .compile import keys as keys
+from .contracts import ADMIT_AFTER_EVICTION as ADMIT_AFTER_EVICTION
+from .contracts import CHUNKED as CHUNKED
+from .contracts import DECODES_REST as DECODES_REST
+from .contracts import DECODES_WAIT as DECODES_WAIT
+from .contracts import FORM_ONCE as FORM_ONCE
+from .contracts import NEW_PHASE as NEW_PHASE
+from .contracts import ONE_BATCH as ONE_BATCH
+from .contracts import ONE_BY_ONE as ONE_BY_ONE
+from .contracts import PADDED as PADDED
+from .contracts import PREDICTED as PREDICTED
+from .contracts import RESERVE_BLOCK as RESERVE_BLOCK
+from .contracts import RESTART_AS_DECODE as RESTART_AS_DECODE
+from .contracts import SERVICE_OUTPUT_WEIGHT as SERVICE_OUTPUT_WEIGHT
+from .contracts import UNIFORM_SHARES as UNIFORM_SHARES
+from .contracts import Policy as Policy
+from .contracts import batching as batching
+from .contracts import binning as binning
+from .contracts import memory as memory
+from .contracts import preemption as preemption
+from .contracts import rank as rank
+from .contracts import router as router
+from .families import aged as aged
+from .families import aged_gittins as aged_gittins
+from .families import bins as bins
+from .families import call_of as call_of
+from .families import mlfq as mlfq
+from .families import prefill as prefill
+from .families import rra as rra
+from .families import worth as worth
+from .named_schedulers import PREEMPTION_MODES as PREEMPTION_MODES
+from .named_schedulers import catalog as catalog
+from .named_schedulers import known as known
+from .named_schedulers import named as named
+from .named_schedulers import resolve as resolve
+from .named_schedulers import scheduler as scheduler

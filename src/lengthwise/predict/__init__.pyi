@@ -1,49 +1,35 @@
-from .attachment import attach, statistic_of
-from .contract import Predictor, Prompts, Samples
-from .distribution import LEVELS, LengthDistribution
-from .empirical import BucketEcdf, Constant, Ecdf
-from .encoder import Encoder
-from .evaluation import Evaluation, Knowable, evaluate, knowable
-from .lexical import Lexical
-from .oracle import BinNeighbour, Confusion, LogNormalError, Oracle, Quantised, Reversed, Same, Truthful
-from .sample_files import read, read_prompts, split
-from .serialization import default, load, opened, save
-from .wrappers import Conditional, Conformal, Ensemble, Guarded
-
-__all__ = [
-    "LEVELS",
-    "BinNeighbour",
-    "BucketEcdf",
-    "Conditional",
-    "Conformal",
-    "Confusion",
-    "Constant",
-    "Ecdf",
-    "Encoder",
-    "Ensemble",
-    "Evaluation",
-    "Guarded",
-    "Knowable",
-    "LengthDistribution",
-    "Lexical",
-    "LogNormalError",
-    "Oracle",
-    "Predictor",
-    "Prompts",
-    "Quantised",
-    "Reversed",
-    "Same",
-    "Samples",
-    "Truthful",
-    "attach",
-    "default",
-    "evaluate",
-    "knowable",
-    "load",
-    "opened",
-    "read",
-    "read_prompts",
-    "save",
-    "split",
-    "statistic_of",
-]
+from .attachment import attach as attach
+from .attachment import statistic_of as statistic_of
+from .contract import Predictor as Predictor
+from .contract import Prompts as Prompts
+from .contract import Samples as Samples
+from .distribution import LEVELS as LEVELS
+from .distribution import LengthDistribution as LengthDistribution
+from .empirical import BucketEcdf as BucketEcdf
+from .empirical import Constant as Constant
+from .empirical import Ecdf as Ecdf
+from .encoder import Encoder as Encoder
+from .evaluation import Evaluation as Evaluation
+from .evaluation import Knowable as Knowable
+from .evaluation import evaluate as evaluate
+from .evaluation import knowable as knowable
+from .lexical import Lexical as Lexical
+from .oracle import BinNeighbour as BinNeighbour
+from .oracle import Confusion as Confusion
+from .oracle import LogNormalError as LogNormalError
+from .oracle import Oracle as Oracle
+from .oracle import Quantised as Quantised
+from .oracle import Reversed as Reversed
+from .oracle import Same as Same
+from .oracle import Truthful as Truthful
+from .sample_files import read as read
+from .sample_files import read_prompts as read_prompts
+from .sample_files import split as split
+from .serialization import default as default
+from .serialization import load as load
+from .serialization import opened as opened
+from .serialization import save as save
+from .wrappers import Conditional as Conditional
+from .wrappers import Conformal as Conformal
+from .wrappers import Ensemble as Ensemble
+from .wrappers import Guarded as Guarded

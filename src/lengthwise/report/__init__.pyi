@@ -1,36 +1,22 @@
-from .binding import Binding, bound_by, mean_queued_s, what_binds
-from .compare import compare_table, write_compare_html, write_compare_json
-from .formatting import percent, rounded
-from .json_file import write_json
-from .lab import lab_table, write_lab_html, write_lab_json
-from .result import Result
-from .result_page import write_html
-from .search import write_search_html, write_search_json
-from .search_text import limit_text, metric_text, search_table
-from .summary_table import table
-from .timeline import write_timeline
-
-__all__ = [
-    "Binding",
-    "Result",
-    "bound_by",
-    "compare_table",
-    "lab_table",
-    "limit_text",
-    "mean_queued_s",
-    "metric_text",
-    "percent",
-    "rounded",
-    "search_table",
-    "table",
-    "what_binds",
-    "write_compare_html",
-    "write_compare_json",
-    "write_html",
-    "write_json",
-    "write_lab_html",
-    "write_lab_json",
-    "write_search_html",
-    "write_search_json",
-    "write_timeline",
-]
+from .binding import Binding as Binding
+from .binding import bound_by as bound_by
+from .binding import mean_queued_s as mean_queued_s
+from .binding import what_binds as what_binds
+from .compare import compare_table as compare_table
+from .compare import write_compare_html as write_compare_html
+from .compare import write_compare_json as write_compare_json
+from .formatting import percent as percent
+from .formatting import rounded as rounded
+from .json_file import write_json as write_json
+from .lab import lab_table as lab_table
+from .lab import write_lab_html as write_lab_html
+from .lab import write_lab_json as write_lab_json
+from .result import Result as Result
+from .result_page import write_html as write_html
+from .search import write_search_html as write_search_html
+from .search import write_search_json as write_search_json
+from .search_text import limit_text as limit_text
+from .search_text import metric_text as metric_text
+from .search_text import search_table as search_table
+from .summary_table import table as table
+from .timeline import write_timeline as write_timeline

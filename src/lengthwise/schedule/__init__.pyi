@@ -1,78 +1,51 @@
-from .adaptation import Adapter, ReplanOptions, redeployment, replan
-from .baselines import SYSTEMS, Curve, curve
-from .controls import Assumptions, Cluster, ControlColumns, Controls, Strategy, columns
-from .drift_monitor import Alarm, Monitor, Watcher
-from .engine_support import EngineShape, Runnable, runnable
-from .estimation import Estimates, Estimator, Reason
-from .frontier import StaticBatches, breakpoints, frontiers, static_batches
-from .length_drift import Sample, banded, drift, over_costs, over_resamples
-from .lengths import TaskLengths
-from .optimizer import (
-    EvaluatedPoint,
-    NonMonotone,
-    Perf,
-    Performance,
-    SearchResult,
-    Tolerances,
-    Variable,
-    branch_and_bound,
-    exhaustive,
-    non_monotone,
-)
-from .plan import Explanation, Progress, build_plan, explain
-from .planner import Choice, Planner, best_schedule, tensor_degrees
-from .stage_costs import cluster_tables
-
-__all__ = [
-    "SYSTEMS",
-    "Adapter",
-    "Alarm",
-    "Assumptions",
-    "Choice",
-    "Cluster",
-    "ControlColumns",
-    "Controls",
-    "Curve",
-    "EngineShape",
-    "Estimates",
-    "Estimator",
-    "EvaluatedPoint",
-    "Explanation",
-    "Monitor",
-    "NonMonotone",
-    "Perf",
-    "Performance",
-    "Planner",
-    "Progress",
-    "Reason",
-    "ReplanOptions",
-    "Runnable",
-    "Sample",
-    "SearchResult",
-    "StaticBatches",
-    "Strategy",
-    "TaskLengths",
-    "Tolerances",
-    "Variable",
-    "Watcher",
-    "banded",
-    "best_schedule",
-    "branch_and_bound",
-    "breakpoints",
-    "build_plan",
-    "cluster_tables",
-    "columns",
-    "curve",
-    "drift",
-    "exhaustive",
-    "explain",
-    "frontiers",
-    "non_monotone",
-    "over_costs",
-    "over_resamples",
-    "redeployment",
-    "replan",
-    "runnable",
-    "static_batches",
-    "tensor_degrees",
-]
+from .adaptation import Adapter as Adapter
+from .adaptation import ReplanOptions as ReplanOptions
+from .adaptation import redeployment as redeployment
+from .adaptation import replan as replan
+from .baselines import SYSTEMS as SYSTEMS
+from .baselines import Curve as Curve
+from .baselines import curve as curve
+from .controls import Assumptions as Assumptions
+from .controls import Cluster as Cluster
+from .controls import ControlColumns as ControlColumns
+from .controls import Controls as Controls
+from .controls import Strategy as Strategy
+from .controls import columns as columns
+from .drift_monitor import Alarm as Alarm
+from .drift_monitor import Monitor as Monitor
+from .drift_monitor import Watcher as Watcher
+from .engine_support import EngineShape as EngineShape
+from .engine_support import Runnable as Runnable
+from .engine_support import runnable as runnable
+from .estimation import Estimates as Estimates
+from .estimation import Estimator as Estimator
+from .estimation import Reason as Reason
+from .frontier import StaticBatches as StaticBatches
+from .frontier import breakpoints as breakpoints
+from .frontier import frontiers as frontiers
+from .frontier import static_batches as static_batches
+from .length_drift import Sample as Sample
+from .length_drift import banded as banded
+from .length_drift import drift as drift
+from .length_drift import over_costs as over_costs
+from .length_drift import over_resamples as over_resamples
+from .lengths import TaskLengths as TaskLengths
+from .optimizer import EvaluatedPoint as EvaluatedPoint
+from .optimizer import NonMonotone as NonMonotone
+from .optimizer import Perf as Perf
+from .optimizer import Performance as Performance
+from .optimizer import SearchResult as SearchResult
+from .optimizer import Tolerances as Tolerances
+from .optimizer import Variable as Variable
+from .optimizer import branch_and_bound as branch_and_bound
+from .optimizer import exhaustive as exhaustive
+from .optimizer import non_monotone as non_monotone
+from .plan import Explanation as Explanation
+from .plan import Progress as Progress
+from .plan import build_plan as build_plan
+from .plan import explain as explain
+from .planner import Choice as Choice
+from .planner import Planner as Planner
+from .planner import best_schedule as best_schedule
+from .planner import tensor_degrees as tensor_degrees
+from .stage_costs import cluster_tables as cluster_tables

@@ -1,40 +1,28 @@
-from .capacity_search import Capacity, capacity, point_at_capacity
-from .configuration_search import Options, Run, search, study
-from .limits import OBJECTIVES, UNLIMITED_GPUS, Question, SloLimits, check_limit, objective, with_stability
-from .load import Load
-from .objectives import REPLICAS, Bench, sized
-from .space import Space, checked
-from .store import Store, code_version, content_key
-from .strategy import Bayesian
-from .workers import available_cpus, processes, ray, threads
-
-__all__ = [
-    "OBJECTIVES",
-    "REPLICAS",
-    "UNLIMITED_GPUS",
-    "Bayesian",
-    "Bench",
-    "Capacity",
-    "Load",
-    "Options",
-    "Question",
-    "Run",
-    "SloLimits",
-    "Space",
-    "Store",
-    "available_cpus",
-    "capacity",
-    "check_limit",
-    "checked",
-    "code_version",
-    "content_key",
-    "objective",
-    "point_at_capacity",
-    "processes",
-    "ray",
-    "search",
-    "sized",
-    "study",
-    "threads",
-    "with_stability",
-]
+from .capacity_search import Capacity as Capacity
+from .capacity_search import capacity as capacity
+from .capacity_search import point_at_capacity as point_at_capacity
+from .configuration_search import Options as Options
+from .configuration_search import Run as Run
+from .configuration_search import search as search
+from .configuration_search import study as study
+from .limits import OBJECTIVES as OBJECTIVES
+from .limits import UNLIMITED_GPUS as UNLIMITED_GPUS
+from .limits import Question as Question
+from .limits import SloLimits as SloLimits
+from .limits import check_limit as check_limit
+from .limits import objective as objective
+from .limits import with_stability as with_stability
+from .load import Load as Load
+from .objectives import REPLICAS as REPLICAS
+from .objectives import Bench as Bench
+from .objectives import sized as sized
+from .space import Space as Space
+from .space import checked as checked
+from .store import Store as Store
+from .store import code_version as code_version
+from .store import content_key as content_key
+from .strategy import Bayesian as Bayesian
+from .workers import available_cpus as available_cpus
+from .workers import processes as processes
+from .workers import ray as ray
+from .workers import threads as threads

@@ -1,102 +1,47 @@
-from .batch_server import Served, serve
-from .multibin import (
-    RULES,
-    Bins,
-    MultiBinStudy,
-    bins_for,
-    capacity_rps,
-    confuse,
-    cuts_of,
-    expected_batch_s,
-    exponential_bound_s,
-    exponential_least_bound_s,
-    gain,
-    latency_s,
-    multibin_study,
-    neighbours,
-    of_accuracy,
-    of_predictions,
-    runs,
-    throughput_rps,
-    token_boundaries,
-    uniform_batch_s,
-    uniform_bins_for,
-    uniform_throughput_rps,
-)
-from .queues import (
-    ORDERS,
-    QueueStudy,
-    Sojourn,
-    erlang_c,
-    fcfs,
-    processor_sharing,
-    queue_study,
-    share_retained,
-    sjf,
-    spjf,
-    sprpt,
-    srpt,
-    with_error,
-)
-from .service import (
-    ExponentialTimes,
-    SampledTimes,
-    ServiceTimes,
-    UniformTimes,
-    bin_of,
-    equal_mass,
-    exponential_recursion,
-    exponential_steps,
-    learned,
-    uniform_optimal,
-)
-
-__all__ = [
-    "ORDERS",
-    "RULES",
-    "Bins",
-    "ExponentialTimes",
-    "MultiBinStudy",
-    "QueueStudy",
-    "SampledTimes",
-    "Served",
-    "ServiceTimes",
-    "Sojourn",
-    "UniformTimes",
-    "bin_of",
-    "bins_for",
-    "capacity_rps",
-    "confuse",
-    "cuts_of",
-    "equal_mass",
-    "erlang_c",
-    "expected_batch_s",
-    "exponential_bound_s",
-    "exponential_least_bound_s",
-    "exponential_recursion",
-    "exponential_steps",
-    "fcfs",
-    "gain",
-    "latency_s",
-    "learned",
-    "multibin_study",
-    "neighbours",
-    "of_accuracy",
-    "of_predictions",
-    "processor_sharing",
-    "queue_study",
-    "runs",
-    "serve",
-    "share_retained",
-    "sjf",
-    "spjf",
-    "sprpt",
-    "srpt",
-    "throughput_rps",
-    "token_boundaries",
-    "uniform_batch_s",
-    "uniform_bins_for",
-    "uniform_optimal",
-    "uniform_throughput_rps",
-    "with_error",
-]
+from .batch_server import Served as Served
+from .batch_server import serve as serve
+from .multibin import RULES as RULES
+from .multibin import Bins as Bins
+from .multibin import MultiBinStudy as MultiBinStudy
+from .multibin import bins_for as bins_for
+from .multibin import capacity_rps as capacity_rps
+from .multibin import confuse as confuse
+from .multibin import cuts_of as cuts_of
+from .multibin import expected_batch_s as expected_batch_s
+from .multibin import exponential_bound_s as exponential_bound_s
+from .multibin import exponential_least_bound_s as exponential_least_bound_s
+from .multibin import gain as gain
+from .multibin import latency_s as latency_s
+from .multibin import multibin_study as multibin_study
+from .multibin import neighbours as neighbours
+from .multibin import of_accuracy as of_accuracy
+from .multibin import of_predictions as of_predictions
+from .multibin import runs as runs
+from .multibin import throughput_rps as throughput_rps
+from .multibin import token_boundaries as token_boundaries
+from .multibin import uniform_batch_s as uniform_batch_s
+from .multibin import uniform_bins_for as uniform_bins_for
+from .multibin import uniform_throughput_rps as uniform_throughput_rps
+from .queues import ORDERS as ORDERS
+from .queues import QueueStudy as QueueStudy
+from .queues import Sojourn as Sojourn
+from .queues import erlang_c as erlang_c
+from .queues import fcfs as fcfs
+from .queues import processor_sharing as processor_sharing
+from .queues import queue_study as queue_study
+from .queues import share_retained as share_retained
+from .queues import sjf as sjf
+from .queues import spjf as spjf
+from .queues import sprpt as sprpt
+from .queues import srpt as srpt
+from .queues import with_error as with_error
+from .service import ExponentialTimes as ExponentialTimes
+from .service import SampledTimes as SampledTimes
+from .service import ServiceTimes as ServiceTimes
+from .service import UniformTimes as UniformTimes
+from .service import bin_of as bin_of
+from .service import equal_mass as equal_mass
+from .service import exponential_recursion as exponential_recursion
+from .service import exponential_steps as exponential_steps
+from .service import learned as learned
+from .service import uniform_optimal as uniform_optimal

@@ -1,60 +1,39 @@
-from .arrivals import (
-    AllAtOnce,
-    Arrivals,
-    ClosedLoop,
-    Constant,
-    Gamma,
-    Poisson,
-    RateProfile,
-    Replay,
-    Weibull,
-    elis_gamma,
-)
-from .distributions import Empirical, Fixed, LogNormal, Marginal, Quantiles, SkewNormal, TruncatedNormal, Uniform, Zipf
-from .lengths import Capped, Conditional, Drawn, Joint, Lengths, Samples, draw
-from .preset_files import Preset, generate, preset, presets
-from .readers import READABLE, detect, read
-from .summary import Description, Histogram, LengthSummary, describe
-from .writers import WRITABLE, write
-
-__all__ = [
-    "READABLE",
-    "WRITABLE",
-    "AllAtOnce",
-    "Arrivals",
-    "Capped",
-    "ClosedLoop",
-    "Conditional",
-    "Constant",
-    "Description",
-    "Drawn",
-    "Empirical",
-    "Fixed",
-    "Gamma",
-    "Histogram",
-    "Joint",
-    "LengthSummary",
-    "Lengths",
-    "LogNormal",
-    "Marginal",
-    "Poisson",
-    "Preset",
-    "Quantiles",
-    "RateProfile",
-    "Replay",
-    "Samples",
-    "SkewNormal",
-    "TruncatedNormal",
-    "Uniform",
-    "Weibull",
-    "Zipf",
-    "describe",
-    "detect",
-    "draw",
-    "elis_gamma",
-    "generate",
-    "preset",
-    "presets",
-    "read",
-    "write",
-]
+from .arrivals import AllAtOnce as AllAtOnce
+from .arrivals import Arrivals as Arrivals
+from .arrivals import ClosedLoop as ClosedLoop
+from .arrivals import Constant as Constant
+from .arrivals import Gamma as Gamma
+from .arrivals import Poisson as Poisson
+from .arrivals import RateProfile as RateProfile
+from .arrivals import Replay as Replay
+from .arrivals import Weibull as Weibull
+from .arrivals import elis_gamma as elis_gamma
+from .distributions import Empirical as Empirical
+from .distributions import Fixed as Fixed
+from .distributions import LogNormal as LogNormal
+from .distributions import Marginal as Marginal
+from .distributions import Quantiles as Quantiles
+from .distributions import SkewNormal as SkewNormal
+from .distributions import TruncatedNormal as TruncatedNormal
+from .distributions import Uniform as Uniform
+from .distributions import Zipf as Zipf
+from .lengths import Capped as Capped
+from .lengths import Conditional as Conditional
+from .lengths import Drawn as Drawn
+from .lengths import Joint as Joint
+from .lengths import Lengths as Lengths
+from .lengths import Samples as Samples
+from .lengths import draw as draw
+from .preset_files import Preset as Preset
+from .preset_files import generate as generate
+from .preset_files import preset as preset
+from .preset_files import presets as presets
+from .readers import READABLE as READABLE
+from .readers import detect as detect
+from .readers import read as read
+from .summary import Description as Description
+from .summary import Histogram as Histogram
+from .summary import LengthSummary as LengthSummary
+from .summary import describe as describe
+from .writers import WRITABLE as WRITABLE
+from .writers import write as write

@@ -1,20 +1,14 @@
-from .engine import Ask, Draft, Engine, FailedError, Fault, Launcher
-from .local import EngineConfig, EngineTimeouts, LocalLauncher, StaticLauncher
-from .simulated import Lengths, SimulatedLauncher, VirtualLoop, run_virtually
-
-__all__ = [
-    "Ask",
-    "Draft",
-    "Engine",
-    "EngineConfig",
-    "EngineTimeouts",
-    "FailedError",
-    "Fault",
-    "Launcher",
-    "Lengths",
-    "LocalLauncher",
-    "SimulatedLauncher",
-    "StaticLauncher",
-    "VirtualLoop",
-    "run_virtually",
-]
+from .engine import Ask as Ask
+from .engine import Draft as Draft
+from .engine import Engine as Engine
+from .engine import FailedError as FailedError
+from .engine import Fault as Fault
+from .engine import Launcher as Launcher
+from .local import EngineConfig as EngineConfig
+from .local import EngineTimeouts as EngineTimeouts
+from .local import LocalLauncher as LocalLauncher
+from .local import StaticLauncher as StaticLauncher
+from .simulated import Lengths as Lengths
+from .simulated import SimulatedLauncher as SimulatedLauncher
+from .simulated import VirtualLoop as VirtualLoop
+from .simulated import run_virtually as run_virtually

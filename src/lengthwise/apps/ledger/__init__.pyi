@@ -1,4 +1,10 @@
-from .contracts import FINISHED, Ending, Lease, Output, Partial, State, TaskRow
-from .table_ledger import FILE, Ledger, open_ledger
-
-__all__ = ["FILE", "FINISHED", "Ending", "Lease", "Ledger", "Output", "Partial", "State", "TaskRow", "open_ledger"]
+from .contracts import FINISHED as FINISHED
+from .contracts import Ending as Ending
+from .contracts import Lease as Lease
+from .contracts import Output as Output
+from .contracts import Partial as Partial
+from .contracts import State as State
+from .contracts import TaskRow as TaskRow
+from .table_ledger import FILE as FILE
+from .table_ledger import Ledger as Ledger
+from .table_ledger import open_ledger as open_ledger

@@ -1,22 +1,16 @@
-from .methods import METHODS, Effort, best_staged, best_unpreempted
-from .planner import DEFAULT, PLAN_FORMAT, PlanOptions, plan, what_if, write_plan
-from .space import Served, Space, SwitchRates, SwitchTimes, read_switch_times, write_switch_times
-
-__all__ = [
-    "DEFAULT",
-    "METHODS",
-    "PLAN_FORMAT",
-    "Effort",
-    "PlanOptions",
-    "Served",
-    "Space",
-    "SwitchRates",
-    "SwitchTimes",
-    "best_staged",
-    "best_unpreempted",
-    "plan",
-    "read_switch_times",
-    "what_if",
-    "write_plan",
-    "write_switch_times",
-]
+from .methods import METHODS as METHODS
+from .methods import Effort as Effort
+from .methods import best_staged as best_staged
+from .methods import best_unpreempted as best_unpreempted
+from .planner import DEFAULT as DEFAULT
+from .planner import PLAN_FORMAT as PLAN_FORMAT
+from .planner import PlanOptions as PlanOptions
+from .planner import plan as plan
+from .planner import what_if as what_if
+from .planner import write_plan as write_plan
+from .space import Served as Served
+from .space import Space as Space
+from .space import SwitchRates as SwitchRates
+from .space import SwitchTimes as SwitchTimes
+from .space import read_switch_times as read_switch_times
+from .space import write_switch_times as write_switch_times

@@ -1,72 +1,41 @@
-from .coordinator import CANCEL, RESUME, Coordinator, run_on_engines, run_simulated
-from .dispatch import Reused
-from .job import (
-    ClusterPlacer,
-    Decider,
-    Drawn,
-    Job,
-    Layout,
-    Outputs,
-    Placer,
-    PlanDeviation,
-    Planned,
-    RequestSpec,
-    RunPlan,
-    RunTasks,
-    Settings,
-    StaticPlacer,
-    alive,
-    expected_tokens,
-    identity_of,
-    job_of,
-    lay,
-    new_owner,
-    run_plan_of,
-    static_run_plan,
-)
-from .progress import EnginesFailedError, Event, ModelProgress, ModelStatus, Progress, RunResult, status_of
-from .results import Exported, RunFolder, export, manifest, recorded, write_manifest
-
-__all__ = [
-    "CANCEL",
-    "RESUME",
-    "ClusterPlacer",
-    "Coordinator",
-    "Decider",
-    "Drawn",
-    "EnginesFailedError",
-    "Event",
-    "Exported",
-    "Job",
-    "Layout",
-    "ModelProgress",
-    "ModelStatus",
-    "Outputs",
-    "Placer",
-    "PlanDeviation",
-    "Planned",
-    "Progress",
-    "RequestSpec",
-    "Reused",
-    "RunFolder",
-    "RunPlan",
-    "RunResult",
-    "RunTasks",
-    "Settings",
-    "StaticPlacer",
-    "alive",
-    "expected_tokens",
-    "export",
-    "identity_of",
-    "job_of",
-    "lay",
-    "manifest",
-    "new_owner",
-    "recorded",
-    "run_on_engines",
-    "run_plan_of",
-    "run_simulated",
-    "static_run_plan",
-    "status_of",
-    "write_manifest",
-]
+from .coordinator import CANCEL as CANCEL
+from .coordinator import RESUME as RESUME
+from .coordinator import Coordinator as Coordinator
+from .coordinator import run_on_engines as run_on_engines
+from .coordinator import run_simulated as run_simulated
+from .dispatch import Reused as Reused
+from .job import ClusterPlacer as ClusterPlacer
+from .job import Decider as Decider
+from .job import Drawn as Drawn
+from .job import Job as Job
+from .job import Layout as Layout
+from .job import Outputs as Outputs
+from .job import Placer as Placer
+from .job import PlanDeviation as PlanDeviation
+from .job import Planned as Planned
+from .job import RequestSpec as RequestSpec
+from .job import RunPlan as RunPlan
+from .job import RunTasks as RunTasks
+from .job import Settings as Settings
+from .job import StaticPlacer as StaticPlacer
+from .job import alive as alive
+from .job import expected_tokens as expected_tokens
+from .job import identity_of as identity_of
+from .job import job_of as job_of
+from .job import lay as lay
+from .job import new_owner as new_owner
+from .job import run_plan_of as run_plan_of
+from .job import static_run_plan as static_run_plan
+from .progress import EnginesFailedError as EnginesFailedError
+from .progress import Event as Event
+from .progress import ModelProgress as ModelProgress
+from .progress import ModelStatus as ModelStatus
+from .progress import Progress as Progress
+from .progress import RunResult as RunResult
+from .progress import status_of as status_of
+from .results import Exported as Exported
+from .results import RunFolder as RunFolder
+from .results import export as export
+from .results import manifest as manifest
+from .results import recorded as recorded
+from .results import write_manifest as write_manifest

@@ -1,4 +1,4 @@
-from .fit import ESTIMATORS, fit_profile, profile_tables
-from .points import Target
-
-__all__ = ["ESTIMATORS", "Target", "fit_profile", "profile_tables"]
+from .fit import ESTIMATORS as ESTIMATORS
+from .fit import fit_profile as fit_profile
+from .fit import profile_tables as profile_tables
+from .points import Target as Target

@@ -1,22 +1,13 @@
-from .aiconfigurator import import_aiconfigurator
-from .check import Moved, ProfileCheck, check_profiles
-from .describe import Gap, OperatorView, ProfileView, Share, describe_profile
-from .llmservingsim import import_llmservingsim
-from .profile_file import read_profile, write_profile
-from .vidur import import_vidur
-
-__all__ = [
-    "Gap",
-    "Moved",
-    "OperatorView",
-    "ProfileCheck",
-    "ProfileView",
-    "Share",
-    "check_profiles",
-    "describe_profile",
-    "import_aiconfigurator",
-    "import_llmservingsim",
-    "import_vidur",
-    "read_profile",
-    "write_profile",
-]
+from .aiconfigurator import import_aiconfigurator as import_aiconfigurator
+from .check import Moved as Moved
+from .check import ProfileCheck as ProfileCheck
+from .check import check_profiles as check_profiles
+from .describe import Gap as Gap
+from .describe import OperatorView as OperatorView
+from .describe import ProfileView as ProfileView
+from .describe import Share as Share
+from .describe import describe_profile as describe_profile
+from .llmservingsim import import_llmservingsim as import_llmservingsim
+from .profile_file import read_profile as read_profile
+from .profile_file import write_profile as write_profile
+from .vidur import import_vidur as import_vidur

@@ -1,4 +1,2 @@
-from .app import AdminApp
-from .state import State
-
-__all__ = ["AdminApp", "State"]
+from .app import AdminApp as AdminApp
+from .state import State as State

@@ -1,4 +1,3 @@
-from .queue import Queue
-from .scheduler import Scheduler, check_change
-
-__all__ = ["Queue", "Scheduler", "check_change"]
+from .queue import Queue as Queue
+from .scheduler import Scheduler as Scheduler
+from .scheduler import check_change as check_change

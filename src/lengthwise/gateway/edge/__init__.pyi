@@ -1,6 +1,6 @@
-from .app import App
-from .auth import Tenants
-from .errors import Fault
-from .http_server import check_certificate, renew_certificate, server
-
-__all__ = ["App", "Fault", "Tenants", "check_certificate", "renew_certificate", "server"]
+from .app import App as App
+from .auth import Tenants as Tenants
+from .errors import Fault as Fault
+from .http_server import check_certificate as check_certificate
+from .http_server import renew_certificate as renew_certificate
+from .http_server import server as server

@@ -10,6 +10,7 @@ import msgspec
 from lengthwise.gateway.request import DRAINING
 
 Headers = Sequence[tuple[bytes, bytes]]
+CONNECTION = "lengthwise.connection"  # scope extension with the connection of the gateway's own server
 _MAX_QUOTED = 100
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from lengthwise.gateway.edge.errors import Fault
+from lengthwise.gateway.edge.errors import CONNECTION, Fault
 
 if TYPE_CHECKING:
     from lengthwise.gateway.edge.http_server import HttpProtocol
@@ -69,7 +69,6 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 DISCONNECTED, SLOW_BODY, BLOCKED = "disconnected", "slow", "blocked"
-CONNECTION = "lengthwise.connection"  # scope extension with the connection of the gateway's own server
 _DROPPED = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     b"server", b"date", b"x-request-id", b"set-cookie",

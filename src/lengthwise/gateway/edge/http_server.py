@@ -14,8 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from lengthwise.gateway.config import Limits, Tls
 from lengthwise.gateway.edge.client_request import headers_too_large
-from lengthwise.gateway.edge.errors import Fault
-from lengthwise.gateway.edge.exchange import CONNECTION
+from lengthwise.gateway.edge.errors import CONNECTION, Fault
 from lengthwise.schema.errors import InputError
 
 

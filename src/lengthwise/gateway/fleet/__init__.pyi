@@ -1,4 +1,2 @@
-from .fleet import Fleet
-from .worker import Worker
-
-__all__ = ["Fleet", "Worker"]
+from .fleet import Fleet as Fleet
+from .worker import Worker as Worker

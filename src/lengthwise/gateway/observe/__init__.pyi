@@ -1,22 +1,15 @@
-from .gain_monitor import Monitor, Record
-from .ordering_gain import Change, Gain, OrderGain, OrderTimes, as_json, gain, report, text_report
-from .replay import Service, fit
-from .trace import Trace, of_journal, of_rows
-
-__all__ = [
-    "Change",
-    "Gain",
-    "Monitor",
-    "OrderGain",
-    "OrderTimes",
-    "Record",
-    "Service",
-    "Trace",
-    "as_json",
-    "fit",
-    "gain",
-    "of_journal",
-    "of_rows",
-    "report",
-    "text_report",
-]
+from .gain_monitor import Monitor as Monitor
+from .gain_monitor import Record as Record
+from .ordering_gain import Change as Change
+from .ordering_gain import Gain as Gain
+from .ordering_gain import OrderGain as OrderGain
+from .ordering_gain import OrderTimes as OrderTimes
+from .ordering_gain import as_json as as_json
+from .ordering_gain import gain as gain
+from .ordering_gain import report as report
+from .ordering_gain import text_report as text_report
+from .replay import Service as Service
+from .replay import fit as fit
+from .trace import Trace as Trace
+from .trace import of_journal as of_journal
+from .trace import of_rows as of_rows

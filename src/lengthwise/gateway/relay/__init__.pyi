@@ -1,5 +1,5 @@
-from .engine_request import resume_conflict
-from .relay import Answer, Relay
-from .upstream import open_session, read_bounded
-
-__all__ = ["Answer", "Relay", "open_session", "read_bounded", "resume_conflict"]
+from .engine_request import resume_conflict as resume_conflict
+from .relay import Answer as Answer
+from .relay import Relay as Relay
+from .upstream import open_session as open_session
+from .upstream import read_bounded as read_bounded

@@ -1,9 +1,15 @@
-from .events import EventLog, Tracing, json_lines
-from .journal import Journal, Row, as_dict, from_dict, read, read_all
-from .metrics import Metrics, Pair, Regret
-from .telemetry import RequestTrace, RequestTraces, Telemetry
-
-__all__ = [
-    "EventLog", "Journal", "Metrics", "Pair", "Regret", "RequestTrace", "RequestTraces", "Row", "Telemetry",
-    "Tracing", "as_dict", "from_dict", "json_lines", "read", "read_all",
-]  # fmt: skip
+from .events import EventLog as EventLog
+from .events import Tracing as Tracing
+from .events import json_lines as json_lines
+from .journal import Journal as Journal
+from .journal import Row as Row
+from .journal import as_dict as as_dict
+from .journal import from_dict as from_dict
+from .journal import read as read
+from .journal import read_all as read_all
+from .metrics import Metrics as Metrics
+from .metrics import Pair as Pair
+from .metrics import Regret as Regret
+from .telemetry import RequestTrace as RequestTrace
+from .telemetry import RequestTraces as RequestTraces
+from .telemetry import Telemetry as Telemetry

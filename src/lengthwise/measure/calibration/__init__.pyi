@@ -1,16 +1,9 @@
-from .calibration import calibrate
-from .iteration_log import Iterations, read_iterations
-from .measured_runs import client_was_disturbed
-from .result import Calibration, Change, Load, Parameter, Score
-
-__all__ = [
-    "Calibration",
-    "Change",
-    "Iterations",
-    "Load",
-    "Parameter",
-    "Score",
-    "calibrate",
-    "client_was_disturbed",
-    "read_iterations",
-]
+from .calibration import calibrate as calibrate
+from .iteration_log import Iterations as Iterations
+from .iteration_log import read_iterations as read_iterations
+from .measured_runs import client_was_disturbed as client_was_disturbed
+from .result import Calibration as Calibration
+from .result import Change as Change
+from .result import Load as Load
+from .result import Parameter as Parameter
+from .result import Score as Score

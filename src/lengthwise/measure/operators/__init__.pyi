@@ -1,12 +1,6 @@
-from .campaign import OperatorLine
-from .device import device_kind
-from .measure import Measurement, MeasurementSettings, measure_operators, require_measurable
-
-__all__ = [
-    "Measurement",
-    "MeasurementSettings",
-    "OperatorLine",
-    "device_kind",
-    "measure_operators",
-    "require_measurable",
-]
+from .campaign import OperatorLine as OperatorLine
+from .device import device_kind as device_kind
+from .measure import Measurement as Measurement
+from .measure import MeasurementSettings as MeasurementSettings
+from .measure import measure_operators as measure_operators
+from .measure import require_measurable as require_measurable

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lengthwise.engine.continuous_batching import BatchSequence
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -26,7 +26,8 @@ from lengthwise.testing.engine_server.completions import (
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from lengthwise.testing.engine_server.server import EngineServer
+    from lengthwise.engine.continuous_batching import ClockedBatch
+    from lengthwise.testing.engine_server.engine import EngineSpec
 
 KINDS = (
     "close",  # the connection is reset
@@ -148,10 +149,24 @@ class Log:
         return sum(entry.finished == outcome for entry in self.entries)
 
 
+class Server(Protocol):
+    """The state of a server that its handlers share."""
+
+    spec: EngineSpec
+    port: int
+    faults: FaultPlan
+    log: Log
+    clocked: ClockedBatch
+    handlers: dict[int, tuple[str, RequestHandler]]
+
+    def die_soon(self) -> None:
+        """Stop the engine as if it crashed."""
+
+
 class RequestHandler:
     """Answer one request with the batch, the log and the fault plan of a server."""
 
-    def __init__(self, server: EngineServer, http_request: web.Request, *, chat: bool) -> None:
+    def __init__(self, server: Server, http_request: web.Request, *, chat: bool) -> None:
         self._server, self._http_request, self._chat = server, http_request, chat
         self._loop = asyncio.get_running_loop()
         headers = {name.lower(): value for name, value in http_request.headers.items()}
