@@ -41,7 +41,8 @@ engine: ## make .engines/vllm, a real vLLM for CPUs (a few minutes, 2.5 GB)
 	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm
 
 test-engine: setup engine torch ## those that run a real engine
-	$(BIN)/pytest -m engine tests/backend tests/live $(ARGS)
+	$(BIN)/pytest -m "engine and alone" tests/live $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "engine and not alone" tests/backend tests/live $(ARGS)
 
 torch: setup ## torch into .venv, the build that pip finds (a CPU build is enough to profile a CPU)
 	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH_VERSION)"

@@ -20,7 +20,7 @@ from lengthwise.measure.calibration.iteration_log import fitted_steps
 from lengthwise.measure.calibration.measured_runs import run_of
 from lengthwise.measure.load import LoadSettings, bench
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
+pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.usefixtures("engine_python", "torch")]
 
 FIT = ("work", "host_step", "host_sequence", "client")
 METRICS = ("jct_p50", "ttft_p50", "tpot_p50")

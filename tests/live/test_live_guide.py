@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "docs"))
 from documents import blocks, prose  # noqa: E402
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
+pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.usefixtures("engine_python", "torch")]
 
 GUIDE = ROOT / "docs" / "guide-calibrate.md"
 PROGRAM = Path(sys.executable).with_name("lengthwise")

@@ -14,7 +14,7 @@ from lengthwise import Status
 from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.measure import read_records, write_records
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
+pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.usefixtures("engine_python", "torch")]
 
 JUDGED = ("jct_p50", "tpot_p50")
 LIGHT, HEAVY = 0.4, 0.75

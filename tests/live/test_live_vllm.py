@@ -25,7 +25,7 @@ from lengthwise.measure.calibration.measured_runs import run_of
 from lengthwise.measure.load import bench
 from lengthwise.metrics.comparison import compare
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
+pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.usefixtures("engine_python", "torch")]
 
 REPEATS = 2
 BEFORE_TOKENS = 10_000
