@@ -126,6 +126,7 @@ class AdmissionSection(Section):
     """Limits of the queue."""
 
     max_queued: PositiveInt = _ADMISSION.max_queued
+    max_queued_per_tenant: PositiveInt | None = _ADMISSION.max_queued_per_tenant
     max_queued_bytes: PositiveInt = _ADMISSION.max_queued_bytes
     max_predicted_wait_s: Wait = _ADMISSION.max_predicted_wait_s
     no_engine_s: Wait = _ADMISSION.no_engine_s

@@ -151,7 +151,7 @@ class Order:
     rank: str | None = None  # a rank policy; None: the mode's (srtf, isrtf, windowed: "srtf"; others "fcfs")
     preemption: str = "worth(factor=100)"  # preemption policy: when a waiting request preempts a running one
     window_tokens: int = 50  # generated tokens between two predictions and comparisons (ELIS: 50)
-    max_wait_s: float = 60.0  # a request that waited so long precedes those that have not, in order of arrival
+    max_wait_s: float = 60.0  # a request that waited so long (with fairness, of the same tenant) goes first
     max_preemptions: int = 3  # most preemptions of a request
     preemptions_per_s: float = 10.0  # most preemptions of all requests a second
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
@@ -172,13 +172,19 @@ class Admission:
     """Bounds of the queue."""
 
     max_queued: int = 20_000
+    max_queued_per_tenant: int | None = None  # of clients with keys; None: a quarter of ``max_queued``
     max_queued_bytes: int = 128 << 20  # of bodies; above a third of ``Limits.body_budget_bytes`` that binds
     max_predicted_wait_s: float = math.inf  # a request with a longer one gets 429 and Retry-After; inf admits all
     no_engine_s: float = 30.0  # how long requests wait without an engine for their model before 503
 
     def __post_init__(self) -> None:
-        _require_integers(self, 1, "max_queued", "max_queued_bytes")
+        _require_integers(self, 1, "max_queued", "max_queued_per_tenant", "max_queued_bytes")
         _require_at_least(self, 0, "max_predicted_wait_s", "no_engine_s")
+
+    @property
+    def tenant_limit(self) -> int:
+        """Return the most requests that one tenant may have waiting."""
+        return self.max_queued_per_tenant or max(1, self.max_queued // 4)
 
 
 @dataclass(frozen=True)

@@ -279,9 +279,11 @@ class Scheduler:
         model, admission, limit_s = request.model, self.admission, self.admission.max_predicted_wait_s
         if not self.worker_pool.may_serve(model):
             return Rejection(404, "model_not_found", f"No engine serves the model {model!r}.")
-        queued_bytes, reason = self.queue.bytes + self.bins.bytes, ""
+        queued_bytes, tenant, reason = self.queue.bytes + self.bins.bytes, request.client.tenant, ""
         if self._num_queued >= admission.max_queued:
             reason, message = "queue_full", f"{self._num_queued} requests are waiting already."
+        elif tenant and (count := self.queue.by_tenant[tenant] + self.bins.by_tenant[tenant]) >= admission.tenant_limit:
+            reason, message = "tenant_queue_full", f"{count} requests of this tenant are waiting already."
         elif queued_bytes + request.body_bytes > admission.max_queued_bytes:
             reason, message = "queue_bytes", f"{queued_bytes} bytes of requests are waiting already."
         elif limit_s == math.inf:
