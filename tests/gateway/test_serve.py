@@ -312,6 +312,60 @@ def test_told_to_end_it_ends_when_all_are_served(monkeypatch):
     assert answer(encode("p 50"), 50)[1]
 
 
+def started_under(monkeypatch, during_start) -> list[str]:
+    """What happens in a gateway that gets signals while its fleet starts."""
+    from lengthwise.gateway import serve as door
+
+    happened: list[str] = []
+
+    @asynccontextmanager
+    async def fleet(config, clock, on_change, *, busy):
+        for number in during_start:
+            assert signal.getsignal(number) is not signal.SIG_DFL, "without a handler it would kill the process"
+            os.kill(os.getpid(), number)
+        await asyncio.sleep(0.01)
+        async with fleet_of(config, clock, on_change, busy=busy) as made:
+            happened.append("fleet")
+            yield made
+
+    def reload() -> GatewayConfig:
+        happened.append("reloaded")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return config
+
+    config = GatewayConfig(engines=(Engine("http://127.0.0.1:1"),), listen=Listen(port=0, admin_port=None))
+    monkeypatch.setattr(door, "Gateway", lambda of: Gateway(of, make_fleet=fleet, make_predictor=lambda *_: Oracle()))
+    serve(config, ready=lambda *_: happened.append("ready"), reload=reload)
+    return happened
+
+
+def test_a_signal_while_it_starts_ends_it(monkeypatch):
+    assert started_under(monkeypatch, [signal.SIGTERM]) == []
+
+
+def test_a_reload_while_it_starts_comes_after_the_start(monkeypatch):
+    assert started_under(monkeypatch, [signal.SIGHUP]) == ["fleet", "ready", "reloaded"]
+
+
+def test_clients_are_served_last_so_that_ready_means_all_is_up(monkeypatch):
+    from lengthwise.gateway import edge
+
+    served, make_server = [], edge.server
+
+    def server(app, *arguments, **options):
+        served.append(type(app).__name__)
+        return make_server(app, *arguments, **options)
+
+    async def work() -> None:
+        async with Scripted() as engine:
+            async with gateway(replace(config_of(engine), listen=Listen(port=0, admin_port=0))) as g:
+                assert await look(g.port, "/ready") in (200, 503)
+
+    monkeypatch.setattr(edge, "server", server)
+    run(work)
+    assert served == ["AdminApp", "App"]
+
+
 async def half_asked(port: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
     """A connection on which so many bytes of a request were sent, and the rest."""
     data = json.dumps(BODY).encode()

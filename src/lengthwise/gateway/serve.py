@@ -186,11 +186,12 @@ class Gateway:
         state: Any = {"models": self.fleet.models, "ready": self.fleet.ready, "tenants": tenants, "clock": clock}
         exchange = self.telemetry.exchange(self.relay.exchange)
         self.app = App(config, exchange, listener=driver.listeners, **state)
-        self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
         if admin_listener is not None:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
             _, self.admin_port = await self._serve(app, admin_listener)
+        # Last, so that /ready is answered when all is up.
+        self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
 
     def _in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)
@@ -223,8 +224,9 @@ def serve(
     """Run a gateway until a signal.
 
     SIGTERM or SIGINT: /ready fails, new requests get 503, admitted ones may finish within ``resilience.drain_s``; a
-    second signal stops the gateway at once. SIGHUP: ``reload`` reads the configuration again; an error is logged, and
-    nothing changes. ``ready`` is called with both ports once the gateway listens, then ``started`` is awaited with it.
+    second signal, or one while the gateway starts, stops it at once. SIGHUP: ``reload`` reads the configuration again,
+    once the gateway has started; an error is logged, and nothing changes. ``ready`` is called with both ports once the
+    gateway listens, then ``started`` is awaited with it.
 
     Raises InputError where a port is taken or the configuration is inconsistent, and MissingExtraError.
     """
@@ -246,14 +248,16 @@ def serve(
 async def _serve_until_signal(
     gateway: Gateway, started: Callable[[Gateway], Awaitable[None]], reload: Callable[[], GatewayConfig] | None
 ) -> None:
-    loop = asyncio.get_running_loop()
-    first, second = asyncio.Event(), asyncio.Event()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    up, first, second = asyncio.Event(), asyncio.Event(), asyncio.Event()
     reloads: set[asyncio.Future[None]] = set()  # references keep the tasks alive
 
     async def reload_config() -> None:
         if reload is None:
             _log.warning("there is no configuration file to reload")
             return
+        await up.wait()
         try:
             await gateway.configure(reload())
         except LengthwiseError as error:
@@ -263,14 +267,17 @@ async def _serve_until_signal(
 
     def on_stop() -> None:
         (second if first.is_set() else first).set()
+        if not up.is_set():
+            task.cancel()
 
     handlers = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop}
     if hasattr(signal, "SIGHUP"):
         handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(reload_config()))
-    async with gateway:
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
+    for number, handler in handlers.items():  # before the start, as a signal without a handler kills the process
+        loop.add_signal_handler(number, handler)
+    try:
+        async with gateway:
+            up.set()
             await started(gateway)
             await first.wait()
             drain_s = gateway.config.resilience.drain_s
@@ -279,12 +286,18 @@ async def _serve_until_signal(
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in tasks:
-                    task.cancel()
+                for one in tasks:
+                    one.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
+    except asyncio.CancelledError:
+        if not first.is_set():
+            raise
+        task.uncancel()
+        _log.info("stopped before the gateway had started")
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
+    if up.is_set():
         await asyncio.gather(*reloads)
 
 
