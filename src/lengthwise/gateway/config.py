@@ -172,7 +172,7 @@ class Admission:
     """Bounds of the queue."""
 
     max_queued: int = 20_000
-    max_queued_per_tenant: int | None = None  # of clients with keys; None: a quarter of ``max_queued``
+    max_queued_per_tenant: int | None = None  # most waiting requests of a tenant with keys; None: a quarter of all
     max_queued_bytes: int = 128 << 20  # of bodies; above a third of ``Limits.body_budget_bytes`` that binds
     max_predicted_wait_s: float = math.inf  # a request with a longer one gets 429 and Retry-After; inf admits all
     no_engine_s: float = 30.0  # how long requests wait without an engine for their model before 503
@@ -180,11 +180,6 @@ class Admission:
     def __post_init__(self) -> None:
         _require_integers(self, 1, "max_queued", "max_queued_per_tenant", "max_queued_bytes")
         _require_at_least(self, 0, "max_predicted_wait_s", "no_engine_s")
-
-    @property
-    def tenant_limit(self) -> int:
-        """Return the most requests that one tenant may have waiting."""
-        return self.max_queued_per_tenant or max(1, self.max_queued // 4)
 
 
 @dataclass(frozen=True)
@@ -239,9 +234,17 @@ class Key:
     rate_rps: float = math.inf  # requests a second in the long run; inf no limit
     burst: int = 100  # requests at once
     concurrency: int | None = None  # most requests at the same time, waiting and running; None no limit
+    tokens_per_minute: int | None = None  # prompt and output tokens, predicted, then as generated; None no limit
+    tokens_per_day: int | None = None  # the same a day
+    cost_per_day: float | None = None  # the same in the currency of the prices
+    input_cost_per_token: float = 0.0  # price of a prompt token
+    output_cost_per_token: float = 0.0  # price of an output token
 
     def __post_init__(self) -> None:
-        _require_integers(self, 1, "concurrency")
+        _require_integers(self, 1, "concurrency", "tokens_per_minute", "tokens_per_day")
+        _require_at_least(self, 0, "input_cost_per_token", "output_cost_per_token")
+        if self.cost_per_day is not None and not self.input_cost_per_token + self.output_cost_per_token > 0:
+            raise InputError("cost_per_day must have prices: set input_cost_per_token or output_cost_per_token")
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,8 @@ class Gateway:
         await self.fleet.stable(_STABLE_S)
         self.relay = Relay(driver, self.fleet, self.length_predictor, config)
         stack.push_async_callback(self.relay.aclose)
-        state: Any = {"models": self.fleet.models, "ready": self.fleet.ready, "tenants": tenants, "clock": clock}
+        state: Any = {"models": self.fleet.models, "entries": self.fleet.entries, "ready": self.fleet.ready}
+        state |= {"tenants": tenants, "clock": clock}
         exchange = self.telemetry.exchange(self.relay.exchange)
         self.app = App(config, exchange, listener=driver.listeners, **state)
         if admin_listener is not None:
@@ -245,6 +246,30 @@ def serve(
         runner.run(_serve_until_signal(Gateway(config), after_start, reload))
 
 
+async def _drain(gateway: Gateway, stop: asyncio.Event) -> None:
+    drain_s = gateway.config.resilience.drain_s
+    _log.info("stopping: %d requests may finish within %g s", gateway.driver.num_requests, drain_s)
+    tasks = [asyncio.ensure_future(gateway.drain()), asyncio.ensure_future(stop.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _reload(gateway: Gateway, reload: Callable[[], GatewayConfig] | None) -> None:
+    if reload is None:
+        _log.warning("there is no configuration file to reload")
+        return
+    try:
+        await gateway.configure(reload())
+    except LengthwiseError as error:
+        _log.error("the configuration stays as it was: %s", error)
+    else:
+        _log.info("the configuration was reloaded")
+
+
 async def _serve_until_signal(
     gateway: Gateway, started: Callable[[Gateway], Awaitable[None]], reload: Callable[[], GatewayConfig] | None
 ) -> None:
@@ -253,26 +278,18 @@ async def _serve_until_signal(
     up, first, second = asyncio.Event(), asyncio.Event(), asyncio.Event()
     reloads: set[asyncio.Future[None]] = set()  # references keep the tasks alive
 
-    async def reload_config() -> None:
-        if reload is None:
-            _log.warning("there is no configuration file to reload")
-            return
-        await up.wait()
-        try:
-            await gateway.configure(reload())
-        except LengthwiseError as error:
-            _log.error("the configuration stays as it was: %s", error)
-        else:
-            _log.info("the configuration was reloaded")
-
     def on_stop() -> None:
         (second if first.is_set() else first).set()
         if not up.is_set():
             task.cancel()
 
+    async def on_reload() -> None:
+        await up.wait()
+        await _reload(gateway, reload)
+
     handlers = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop}
     if hasattr(signal, "SIGHUP"):
-        handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(reload_config()))
+        handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(on_reload()))
     for number, handler in handlers.items():  # before the start, as a signal without a handler kills the process
         loop.add_signal_handler(number, handler)
     try:
@@ -280,15 +297,8 @@ async def _serve_until_signal(
             up.set()
             await started(gateway)
             await first.wait()
-            drain_s = gateway.config.resilience.drain_s
-            _log.info("stopping: %d requests may finish within %g s", gateway.driver.num_requests, drain_s)
-            tasks = [asyncio.ensure_future(gateway.drain()), asyncio.ensure_future(second.wait())]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for one in tasks:
-                    one.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await _drain(gateway, second)
+        await asyncio.gather(*reloads)
     except asyncio.CancelledError:
         if not first.is_set():
             raise
@@ -297,8 +307,6 @@ async def _serve_until_signal(
     finally:
         for number in handlers:
             loop.remove_signal_handler(number)
-    if up.is_set():
-        await asyncio.gather(*reloads)
 
 
 class BackgroundGateway:

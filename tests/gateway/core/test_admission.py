@@ -47,14 +47,17 @@ def test_what_is_too_much_is_refused_and_told_when_to_come_again(admission, reas
 def test_a_tenant_may_fill_a_quarter_of_the_queue(mode):
     """Whatever one tenant sends, others still get in; clients without keys are all one tenant, and have no share."""
     made = scheduler(mode, admission=Admission(max_queued=8), workers=[worker(up=False)])
-    sent_by = {tenant: [made.offer(0.0, request(10 * tenant + i, tenant=tenant)) for i in range(3)] for tenant in (1, 2)}
+    sent_by = {
+        tenant: [made.offer(0.0, request(10 * tenant + i, tenant=tenant)) for i in range(3)] for tenant in (1, 2)
+    }
     for first, second, third in sent_by.values():
         assert (first, second) == (None, None)
         assert (third.status, third.reason) == (429, "tenant_queue_full")
     assert [made.offer(0.0, request(30 + i)) for i in range(4)] == [None] * 4
     made.left(1.0, 10)
     assert made.offer(1.0, request(19, 1.0, tenant=1)) is None
-    assert Admission(max_queued_per_tenant=3).tenant_limit == 3
+    more = scheduler(mode, admission=Admission(max_queued=8, max_queued_per_tenant=3), workers=[worker(up=False)])
+    assert [more.offer(0.0, request(i, tenant=1)) is None for i in range(4)] == [True, True, True, False]
 
 
 def test_a_refused_one_leaves_no_trace():

@@ -67,7 +67,9 @@ class Obvious(RuleBasedStateMachine):
 
     def sort(self):
         """Begins a sort: with fairness, who is overdue is of the best class of those who are not."""
-        self.best = min((self.requests[one].client.priority for one in self.queued_s if not self.overdue(one)), default=0)
+        self.best = min(
+            (self.requests[one].client.priority for one in self.queued_s if not self.overdue(one)), default=0
+        )
 
     def available(self, one):
         q = self.requests[one]

@@ -195,6 +195,7 @@ def test_retries_are_bounded_by_their_budget():
         async with world(engines, resilience=ResilienceConfig(retry_share=0.1), cap=100) as w:
             replies = await asyncio.gather(*(w.submit(BODY) for _ in range(100)))
             assert all(reply.status == 502 for reply in replies)
+            assert all(reply.headers[b"retry-after"] == b"1" for reply in replies)
             tried = sum(len(engine.seen) for engine in engines)
             assert 100 < tried <= 100 + 10 + 0.1 * 100
             await until(lambda: idle(w))
