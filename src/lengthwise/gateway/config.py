@@ -243,8 +243,9 @@ class Key:
     def __post_init__(self) -> None:
         _require_integers(self, 1, "concurrency", "tokens_per_minute", "tokens_per_day")
         _require_at_least(self, 0, "input_cost_per_token", "output_cost_per_token")
-        if self.cost_per_day is not None and not self.input_cost_per_token + self.output_cost_per_token > 0:
-            raise InputError("cost_per_day must have prices: set input_cost_per_token or output_cost_per_token")
+        prices = self.input_cost_per_token + self.output_cost_per_token
+        if self.cost_per_day is not None and not (self.cost_per_day > 0 and prices > 0):
+            raise InputError("cost_per_day must be above 0, with input_cost_per_token or output_cost_per_token above 0")
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def test_quotas_a_day_count_tokens_and_cost(clock):
             assert quoted(keys.caller(RIGHT, ""), clock)[2] == {}
         keys = Keys(config(a_key(**limits)), clock, keys)
         assert refused_s(keys.caller(RIGHT, ""), clock) > 3600, "also behind a reload"
-    with pytest.raises(InputError, match="prices"):
+    with pytest.raises(InputError, match="cost_per_token above 0"):
         a_key(cost_per_day=1.0)
 
 
