@@ -121,7 +121,8 @@ class ClientRequest:
             try:
                 self._fields = msgspec.json.decode(self.body, type=dict[str, Any])
             except msgspec.DecodeError as error:
-                raise InvalidBodyError(str(error).partition(" - at ")[0]) from None
+                reason = str(error).partition(" - at ")[0]
+                raise InvalidBodyError(f"The body must be valid JSON: {reason}.") from None
         return self._fields
 
     def release(self, *, text: bool, others_bytes: int) -> None:

@@ -166,8 +166,9 @@ class App:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
             exchange.handed_on = False  # nothing has reported it
-            invalid_body = invalid(None, f"The body must be valid JSON: {error}.", "invalid_json")
-            await self._reject(exchange, error if isinstance(error, Fault) else invalid_body)
+            await self._reject(
+                exchange, error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
+            )
         except asgi.ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets a response, and the server lives, in any case
