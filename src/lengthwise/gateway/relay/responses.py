@@ -138,10 +138,10 @@ class Passthrough(Response):
             if not self.sent:
                 return b""
             self.error_forwarded = True
-        elif malformed and self.complete:  # nothing of the output is missing
-            events, self.finished = events + sse.DONE, True
-        elif malformed:
+        elif malformed and not self.complete:
             self.error = UpstreamError(MALFORMED, malformed[:200])
+        elif malformed and not self.finished:  # nothing of the output is missing
+            events, self.finished = events + sse.DONE, True
         out = self._pass(events, has_output=bool(num_texts) or self.complete)
         if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
             self.template.learn(events, sse.TEXT)
