@@ -98,6 +98,24 @@ def test_a_stream_through_the_whole_gateway():
     run(work)
 
 
+@pytest.mark.parametrize("value", [b"1e400", b"9" * 5000, b'"\\ud800"'])
+def test_a_value_that_cannot_be_parsed_is_the_clients_error(value, caplog):
+    async def work() -> None:
+        import aiohttp
+
+        data = json.dumps(BODY).encode()[:-1] + b', "temperature": ' + value + b"}"
+        async with Scripted() as engine, gateway(config_of(engine)) as g, aiohttp.ClientSession() as session:
+            headers = {"Content-Type": "application/json"}
+            url = f"http://127.0.0.1:{g.port}/v1/completions"
+            async with session.post(url, data=data, headers=headers) as told:
+                assert (told.status, (await told.json())["error"]["code"]) == (400, "invalid_json")
+            assert sum(g.telemetry.metrics.refusals.values()) == 1
+            assert not engine.seen
+
+    run(work)
+    assert not caplog.records
+
+
 def test_the_admin_port_tells_the_metrics_and_the_clients_port_does_not():
     async def work() -> None:
         async with Scripted() as engine:
@@ -182,7 +200,7 @@ def test_stopped_at_once_who_waits_is_told_so_and_the_engine_aborts(caplog):
             await until(lambda: all(one.how == "aborted" for one in engine.seen))
 
     run(work)
-    ours = [one for one in caplog.records if one.exc_info and one.name == "lengthwise.gateway"]
+    ours = [one for one in caplog.records if one.exc_info and one.name.startswith("lengthwise.gateway")]
     assert not ours, caplog.text
 
 
@@ -310,6 +328,61 @@ def test_told_to_end_it_ends_when_all_are_served(monkeypatch):
     assert told[0][0] == 200
     assert told[0][1].endswith(b"data: [DONE]\n\n")
     assert answer(encode("p 50"), 50)[1]
+
+
+def started_under(monkeypatch, during_start) -> list[str]:
+    """What happens in a gateway that gets signals while its fleet starts."""
+    from lengthwise.gateway import serve as door
+
+    happened: list[str] = []
+
+    @asynccontextmanager
+    async def fleet(config, clock, on_change, *, busy):
+        for number in during_start:
+            assert signal.getsignal(number) is not signal.SIG_DFL, "without a handler it would kill the process"
+            os.kill(os.getpid(), number)
+        await asyncio.sleep(0.01)
+        async with fleet_of(config, clock, on_change, busy=busy) as made:
+            happened.append("fleet")
+            yield made
+
+    def reload() -> GatewayConfig:
+        happened.append("reloaded")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return config
+
+    config = GatewayConfig(engines=(Engine("http://127.0.0.1:1"),), listen=Listen(port=0, admin_port=None))
+    monkeypatch.setattr(door, "Gateway", lambda of: Gateway(of, make_fleet=fleet, make_predictor=lambda *_: Oracle()))
+    serve(config, ready=lambda *_: happened.append("ready"), reload=reload)
+    return happened
+
+
+def test_a_signal_while_it_starts_ends_it(monkeypatch):
+    assert started_under(monkeypatch, [signal.SIGTERM]) == []
+
+
+def test_a_reload_while_it_starts_comes_after_the_start(monkeypatch):
+    assert started_under(monkeypatch, [signal.SIGHUP]) == ["fleet", "ready", "reloaded"]
+
+
+def test_clients_are_served_last_so_that_ready_means_all_is_up(monkeypatch):
+    from lengthwise.gateway import edge
+
+    served, make_server = [], edge.server
+
+    def server(app, *arguments, **options):
+        served.append(type(app).__name__)
+        return make_server(app, *arguments, **options)
+
+    async def work() -> None:
+        async with Scripted() as engine:
+            config = replace(config_of(engine), listen=Listen(port=0, admin_port=0))
+            async with gateway(config) as g:
+                assert await look(g.port, "/ready") == 200
+
+    monkeypatch.setattr(edge, "server", server)
+    run(work)
+    assert served == ["AdminApp", "App"]
 
 
 async def half_asked(port: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:

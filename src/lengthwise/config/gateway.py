@@ -126,6 +126,7 @@ class AdmissionSection(Section):
     """Limits of the queue."""
 
     max_queued: PositiveInt = _ADMISSION.max_queued
+    max_queued_per_tenant: PositiveInt | None = _ADMISSION.max_queued_per_tenant
     max_queued_bytes: PositiveInt = _ADMISSION.max_queued_bytes
     max_predicted_wait_s: Wait = _ADMISSION.max_predicted_wait_s
     no_engine_s: Wait = _ADMISSION.no_engine_s
@@ -178,6 +179,11 @@ class KeySection(Section):
     rate_rps: Rate = _KEY.rate_rps
     burst: PositiveInt = _KEY.burst
     concurrency: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None
+    tokens_per_day: PositiveInt | None = None
+    cost_per_day: Annotated[NotNan, Field(gt=0, allow_inf_nan=False)] | None = None
+    input_cost_per_token: Rate = _KEY.input_cost_per_token
+    output_cost_per_token: Rate = _KEY.output_cost_per_token
 
 
 class LimitsSection(Section):
@@ -507,7 +513,7 @@ def _client_keys(section: KeySection, folder: Path) -> tuple[Key, ...]:
         if not _DIGEST.fullmatch(digest):
             raise WrongKeyError(given[0], _A_DIGEST)
         digests = [(section.tenant or "", digest)]
-    settings = section.model_dump(include={"priority", "rate_rps", "burst", "concurrency"})
+    settings = section.model_dump(exclude={"tenant", "models", *ways})
     models = tuple(section.models)
     return tuple(Key(tenant, digest.lower(), models, **settings) for tenant, digest in digests)
 

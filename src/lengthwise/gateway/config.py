@@ -151,7 +151,7 @@ class Order:
     rank: str | None = None  # a rank policy; None: the mode's (srtf, isrtf, windowed: "srtf"; others "fcfs")
     preemption: str = "worth(factor=100)"  # preemption policy: when a waiting request preempts a running one
     window_tokens: int = 50  # generated tokens between two predictions and comparisons (ELIS: 50)
-    max_wait_s: float = 60.0  # a request that waited so long precedes those that have not, in order of arrival
+    max_wait_s: float = 60.0  # a request that waited so long (with fairness, of the same tenant) goes first
     max_preemptions: int = 3  # most preemptions of a request
     preemptions_per_s: float = 10.0  # most preemptions of all requests a second
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
@@ -172,14 +172,14 @@ class Admission:
     """Bounds of the queue."""
 
     max_queued: int = 20_000
-    max_queued_bytes: int = (
-        128 << 20
-    )  # of queued bodies; a value above a third of ``Limits.body_budget_bytes`` has no effect
+    max_queued_per_tenant: int | None = None  # most waiting requests of a tenant with keys; None: a quarter of all
+    # of queued bodies; a value above a third of ``Limits.body_budget_bytes`` has no effect
+    max_queued_bytes: int = 128 << 20
     max_predicted_wait_s: float = math.inf  # a request with a longer one gets 429 and Retry-After; inf admits all
     no_engine_s: float = 30.0  # how long requests wait without an engine for their model before 503
 
     def __post_init__(self) -> None:
-        _require_integers(self, 1, "max_queued", "max_queued_bytes")
+        _require_integers(self, 1, "max_queued", "max_queued_per_tenant", "max_queued_bytes")
         _require_at_least(self, 0, "max_predicted_wait_s", "no_engine_s")
 
 
@@ -235,9 +235,18 @@ class Key:
     rate_rps: float = math.inf  # requests a second in the long run; inf no limit
     burst: int = 100  # requests at once
     concurrency: int | None = None  # most requests at the same time, waiting and running; None no limit
+    tokens_per_minute: int | None = None  # prompt and output tokens, predicted, then as generated; None no limit
+    tokens_per_day: int | None = None  # the same a day
+    cost_per_day: float | None = None  # the same in the currency of the prices
+    input_cost_per_token: float = 0.0  # price of a prompt token
+    output_cost_per_token: float = 0.0  # price of an output token
 
     def __post_init__(self) -> None:
-        _require_integers(self, 1, "concurrency")
+        _require_integers(self, 1, "concurrency", "tokens_per_minute", "tokens_per_day")
+        _require_at_least(self, 0, "input_cost_per_token", "output_cost_per_token")
+        prices = self.input_cost_per_token + self.output_cost_per_token
+        if self.cost_per_day is not None and not (self.cost_per_day > 0 and prices > 0):
+            raise InputError("cost_per_day must be above 0, with input_cost_per_token or output_cost_per_token above 0")
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ def notices(config: GatewayConfig) -> list[str]:
             f"mode {order.mode} dispatches at once, but in_flight is set for {', '.join(limited)}: further requests "
             "wait in the gateway, not in the engine. Leave in_flight out to dispatch all"
         )
+    if len({key.tenant for key in config.keys}) > 1 and order.fairness == "none" and not math.isinf(order.max_wait_s):
+        found.append(
+            f"requests that have waited {order.max_wait_s:g} s go first across tenants and priority classes, so that a "
+            'tenant with a long queue delays all others. Set order.fairness = "vtc"'
+        )
     if order.mode == "rra" and not math.isinf(order.max_wait_s):
         found.append(
             f"requests that have waited {order.max_wait_s:g} s are dispatched within a phase: where the queue is "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -89,6 +89,10 @@ class Client:
 ANONYMOUS = Client()
 
 
+class InvalidBodyError(ValueError):
+    """A field that only the relay reads cannot be parsed, such as a number beyond a double."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
     """A request for a completion as the edge passes it to the relay: the body as received, and checked values."""
@@ -106,14 +110,19 @@ class ClientRequest:
     headers: list[tuple[str, str]]  # headers for the engine
     client: Client = ANONYMOUS
     memory_bytes: int = 0  # estimated memory of body, text and fields
+    charge: Callable[[Request], None] | None = None  # takes the predicted request out of quotas, or raises
     _fields: dict[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the complete body as a dict, parsed on the first call."""
+        """Return the complete body as a dict, parsed on the first call; raise InvalidBodyError if it cannot be."""
         if self._fields is None:
             import msgspec
 
-            self._fields = msgspec.json.decode(self.body, type=dict[str, Any])
+            try:
+                self._fields = msgspec.json.decode(self.body, type=dict[str, Any])
+            except msgspec.DecodeError as error:
+                reason = str(error).partition(" - at ")[0]
+                raise InvalidBodyError(f"The body must be valid JSON: {reason}.") from None
         return self._fields
 
     def release(self, *, text: bool, others_bytes: int) -> None:

@@ -183,14 +183,16 @@ class Gateway:
         await self.fleet.stable(_STABLE_S)
         self.relay = Relay(driver, self.fleet, self.length_predictor, config)
         stack.push_async_callback(self.relay.aclose)
-        state: Any = {"models": self.fleet.models, "ready": self.fleet.ready, "tenants": tenants, "clock": clock}
+        state: Any = {"models": self.fleet.models, "entries": self.fleet.entries, "ready": self.fleet.ready}
+        state |= {"tenants": tenants, "clock": clock}
         exchange = self.telemetry.exchange(self.relay.exchange)
         self.app = App(config, exchange, listener=driver.listeners, **state)
-        self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
         if admin_listener is not None:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
             _, self.admin_port = await self._serve(app, admin_listener)
+        # Last, so that /ready is answered when all is up.
+        self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
 
     def _in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)
@@ -223,8 +225,9 @@ def serve(
     """Run a gateway until a signal.
 
     SIGTERM or SIGINT: /ready fails, new requests get 503, admitted ones may finish within ``resilience.drain_s``; a
-    second signal stops the gateway at once. SIGHUP: ``reload`` reads the configuration again; an error is logged, and
-    nothing changes. ``ready`` is called with both ports once the gateway listens, then ``started`` is awaited with it.
+    second signal, or one while the gateway starts, stops it at once. SIGHUP: ``reload`` reads the configuration again,
+    once the gateway has started; an error is logged, and nothing changes. ``ready`` is called with both ports once the
+    gateway listens, then ``started`` is awaited with it.
 
     Raises InputError where a port is taken or the configuration is inconsistent, and MissingExtraError.
     """
@@ -243,49 +246,67 @@ def serve(
         runner.run(_serve_until_signal(Gateway(config), after_start, reload))
 
 
+async def _drain(gateway: Gateway, stop: asyncio.Event) -> None:
+    drain_s = gateway.config.resilience.drain_s
+    _log.info("stopping: %d requests may finish within %g s", gateway.driver.num_requests, drain_s)
+    tasks = [asyncio.ensure_future(gateway.drain()), asyncio.ensure_future(stop.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _reload(gateway: Gateway, reload: Callable[[], GatewayConfig] | None) -> None:
+    if reload is None:
+        _log.warning("there is no configuration file to reload")
+        return
+    try:
+        await gateway.configure(reload())
+    except LengthwiseError as error:
+        _log.error("the configuration stays as it was: %s", error)
+    else:
+        _log.info("the configuration was reloaded")
+
+
 async def _serve_until_signal(
     gateway: Gateway, started: Callable[[Gateway], Awaitable[None]], reload: Callable[[], GatewayConfig] | None
 ) -> None:
-    loop = asyncio.get_running_loop()
-    first, second = asyncio.Event(), asyncio.Event()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    up, first, second = asyncio.Event(), asyncio.Event(), asyncio.Event()
     reloads: set[asyncio.Future[None]] = set()  # references keep the tasks alive
-
-    async def reload_config() -> None:
-        if reload is None:
-            _log.warning("there is no configuration file to reload")
-            return
-        try:
-            await gateway.configure(reload())
-        except LengthwiseError as error:
-            _log.error("the configuration stays as it was: %s", error)
-        else:
-            _log.info("the configuration was reloaded")
 
     def on_stop() -> None:
         (second if first.is_set() else first).set()
+        if not up.is_set():
+            task.cancel()
+
+    async def on_reload() -> None:
+        await up.wait()
+        await _reload(gateway, reload)
 
     handlers = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop}
     if hasattr(signal, "SIGHUP"):
-        handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(reload_config()))
-    async with gateway:
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
+        handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(on_reload()))
+    for number, handler in handlers.items():  # before the start, as a signal without a handler kills the process
+        loop.add_signal_handler(number, handler)
+    try:
+        async with gateway:
+            up.set()
             await started(gateway)
             await first.wait()
-            drain_s = gateway.config.resilience.drain_s
-            _log.info("stopping: %d requests may finish within %g s", gateway.driver.num_requests, drain_s)
-            tasks = [asyncio.ensure_future(gateway.drain()), asyncio.ensure_future(second.wait())]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
+            await _drain(gateway, second)
         await asyncio.gather(*reloads)
+    except asyncio.CancelledError:
+        if not first.is_set():
+            raise
+        task.uncancel()
+        _log.info("stopped before the gateway had started")
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
 
 
 class BackgroundGateway:

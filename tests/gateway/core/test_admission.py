@@ -43,6 +43,23 @@ def test_what_is_too_much_is_refused_and_told_when_to_come_again(admission, reas
     assert made.offer(2.0, request(10, 2.0, body_bytes=50)) is None
 
 
+@pytest.mark.parametrize("mode", ["fcfs", "bins"])
+def test_a_tenant_may_fill_a_quarter_of_the_queue(mode):
+    """Whatever one tenant sends, others still get in; clients without keys are all one tenant, and have no share."""
+    made = scheduler(mode, admission=Admission(max_queued=8), workers=[worker(up=False)])
+    sent_by = {
+        tenant: [made.offer(0.0, request(10 * tenant + i, tenant=tenant)) for i in range(3)] for tenant in (1, 2)
+    }
+    for first, second, third in sent_by.values():
+        assert (first, second) == (None, None)
+        assert (third.status, third.reason) == (429, "tenant_queue_full")
+    assert [made.offer(0.0, request(30 + i)) for i in range(4)] == [None] * 4
+    made.left(1.0, 10)
+    assert made.offer(1.0, request(19, 1.0, tenant=1)) is None
+    more = scheduler(mode, admission=Admission(max_queued=8, max_queued_per_tenant=3), workers=[worker(up=False)])
+    assert [more.offer(0.0, request(i, tenant=1)) is None for i in range(4)] == [True, True, True, False]
+
+
 def test_a_refused_one_leaves_no_trace():
     made = full(Admission(max_queued=2))
     before = made.statistics(1.0)

@@ -57,12 +57,19 @@ class Obvious(RuleBasedStateMachine):
 
     def turn(self, one):
         q = self.requests[one]
-        if self.overdue(one):
-            return (0, q.arrival_s, q.id)
+        if self.overdue(one) and not self.fair:
+            return (-math.inf, q.arrival_s, q.id)
         left = max(1.0, self.predicted(q) - q.generated_tokens)
         served = self.served.get(q.client.tenant, 0.0) if self.fair else 0.0
         key = left if self.mode == "srtf" else q.arrival_s
-        return (1, q.client.priority, served, key, q.arrival_s, q.id)
+        priority, key = (self.best, -math.inf) if self.overdue(one) else (q.client.priority, key)
+        return (priority, served, key, q.arrival_s, q.id)
+
+    def sort(self):
+        """Begins a sort: with fairness, who is overdue is of the best class of those who are not."""
+        self.best = min(
+            (self.requests[one].client.priority for one in self.queued_s if not self.overdue(one)), default=0
+        )
 
     def available(self, one):
         q = self.requests[one]
@@ -78,6 +85,7 @@ class Obvious(RuleBasedStateMachine):
         assert not decisions.expire
         room = {name: CAPS[name] - sum(at == name for at in self.running.values()) for name in NAMES}
         claimed, waiting = set(), set(self.queued_s)
+        self.sort()
         first_waiting = set(waiting)
         assigned = dict(decisions.assign)
         while waiting:
@@ -251,6 +259,7 @@ class Obvious(RuleBasedStateMachine):
     @invariant()
     def places_are_those_of_sorting(self):
         self.scheduler.queue.promote(self.now_s)
+        self.sort()
         in_turn = sorted(self.queued_s, key=self.turn)
         assert [entry.request.id for entry in self.scheduler.queue.in_order()] == in_turn
         assert all(self.scheduler.position(one) is None for one in self.running)

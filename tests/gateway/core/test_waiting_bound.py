@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_worlds import World, request, scheduler, sent, worker
+
+from lengthwise.gateway.core.ranking import State
 
 MAX_WAIT_S = 3.0
 PREDICTIONS = [0.0, 1.0, 5.0, 100.0, 1e6, math.inf]
@@ -34,7 +37,19 @@ def floods(draw):
     return jobs
 
 
-class Watched(World):
+class Bounded(World):
+    """Knows who waits, and who is overdue."""
+
+    def waits(self, job):
+        q = job.request
+        has_arrived = q.arrival_s <= self.now_s and not math.isnan(q.dispatch.queued_s)
+        return has_arrived and not job.worker and math.isnan(job.finished_s)
+
+    def overdue(self, q):
+        return q.dispatch.queued_s + (MAX_WAIT_S - q.dispatch.queued_for_s) <= self.now_s
+
+
+class Watched(Bounded):
     """Notes who was overdue when somebody was sent."""
 
     def schedule(self):
@@ -53,20 +68,41 @@ class Watched(World):
                 j.request.id for j in self.jobs.values() if j.request.dispatch.queued_for_s >= MAX_WAIT_S
             }
 
-    def waits(self, job):
-        q = job.request
-        has_arrived = q.arrival_s <= self.now_s and not math.isnan(q.dispatch.queued_s)
-        return has_arrived and not job.worker and math.isnan(job.finished_s)
 
-    def overdue(self, q):
-        return q.dispatch.queued_s + (MAX_WAIT_S - q.dispatch.queued_for_s) <= self.now_s
+class Fair(Bounded):
+    """Sees what each tenant has been served when one of its requests is sent."""
+
+    def __init__(self, scheduler, *arguments, **options):
+        self.passed, service = set(), scheduler.service
+        charge = service.charge
+
+        def watched_charge(entry, *tokens):
+            if entry.state is State.WAITING:
+                self.check(entry.request, service)
+            charge(entry, *tokens)
+
+        service.charge = watched_charge
+        super().__init__(scheduler, *arguments, **options)
+
+    def schedule(self):
+        self.passed.clear()
+        super().schedule()
+
+    def check(self, q, service):
+        late = [one.request for one in self.jobs.values() if self.waits(one) and self.overdue(one.request)]
+        late = [one for one in late if one.id not in self.passed]
+        own = [one.id for one in late if one.client.tenant == q.client.tenant]
+        assert not own or q.id == min(own), "of one tenant the overdue go first, in order of arrival"
+        least = min((service.of(one.client.tenant) for one in late), default=math.inf)
+        assert service.of(q.client.tenant) <= least, "only a tenant with less service goes before somebody overdue"
+        self.passed.add(q.id)
 
 
 @settings(max_examples=30)
 @given(floods(), MODES, st.integers(1, 3), st.sampled_from(["none", "vtc"]))
 def test_who_has_waited_too_long_is_passed_by_nobody_who_has_not(jobs, mode, cap, fairness):
     made = scheduler(mode, max_wait_s=MAX_WAIT_S, fairness=fairness, preemption="by_rank", batch_wait_s=1.0)
-    world = Watched(made, jobs, [worker(cap=cap)]).run()
+    world = (Fair if fairness == "vtc" else Watched)(made, jobs, [worker(cap=cap)]).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values()), "everybody ends"
 
 
@@ -83,6 +119,42 @@ def test_a_wait_is_bounded_by_those_overdue_before(jobs, mode, cap):
             longest_s = 300 * 0.01
             most_s = MAX_WAIT_S + longest_s * (1 + math.ceil(before / cap))
             assert job.sent_s[0] - q.arrival_s <= most_s + 1e-9
+
+
+LENGTHS = st.sampled_from([1, 20, 300])
+COST_S = 0.01 / 2  # of one unit of service, an output token being two
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(LENGTHS, min_size=1, max_size=4),
+    st.lists(st.tuples(st.sampled_from([1, 2]), LENGTHS), min_size=20, max_size=60),
+    st.floats(0.0, 5.0),
+    st.sampled_from(["srtf", "isrtf", "fcfs"]),
+)
+def test_with_fairness_a_wait_is_bounded_by_what_the_tenant_has_asked_for(own, flood, from_s, mode):
+    """Not by what others have queued: each gets as much as the tenant itself, and a request more."""
+    jobs = [(request(i, 0.0, predicted=tokens, tenant=tenant), tokens) for i, (tenant, tokens) in enumerate(flood)]
+    jobs += [(request(100 + i, from_s, predicted=tokens, tenant=3), tokens) for i, tokens in enumerate(own)]
+    made = scheduler(mode, max_wait_s=MAX_WAIT_S, fairness="vtc", preemption="never")
+    world = World(made, jobs, [worker()], token_s=0.01).run()
+    most = 10 + 2 * 300
+    for job in world.jobs.values():
+        if job.request.client.tenant == 3:
+            before = sum(10 + 2 * tokens for tokens in own)
+            served = before + 2 * (before + 2 * most)  # by itself, and by each of two others
+            assert job.sent_s[0] - from_s <= MAX_WAIT_S + most * COST_S + served * COST_S + 1e-9
+
+
+@pytest.mark.parametrize("priorities", [(0, 0), (1, 0), (0, 1)])
+def test_a_flood_of_one_tenant_does_not_delay_another(priorities):
+    """Its queue is far older than max_wait_s, and of any class."""
+    of_flood, of_other = priorities
+    jobs = [(request(i, 0.0, predicted=10, tenant=1, priority=of_flood), 10) for i in range(300)]
+    jobs.append((request(300, 10.0, predicted=10, tenant=2, priority=of_other), 10))
+    made = scheduler("srtf", max_wait_s=MAX_WAIT_S, fairness="vtc")
+    other = World(made, jobs, [worker()]).run().jobs[300]
+    assert other.started_s - 10.0 <= 0.2 + 1e-9, "after the running one, and one of equal service"
 
 
 def test_without_the_bound_a_long_one_would_starve():

@@ -8,8 +8,10 @@ import pytest
 from edge_serving import SECRET, a_key, config, sha
 
 from lengthwise.gateway.edge import Tenants
-from lengthwise.gateway.edge.auth import MAX_FAILURES, Keys
+from lengthwise.gateway.edge.auth import MAX_FAILURES, Charge, Keys
 from lengthwise.gateway.edge.errors import Fault
+from lengthwise.gateway.request import LengthPrediction, Request
+from lengthwise.schema.errors import InputError
 
 RIGHT = f"Bearer {SECRET}".encode()
 OTHER = a_key(tenant="beta", sha256=sha("sk-other"))
@@ -112,6 +114,65 @@ def test_a_bucket_empties_and_fills(clock):
     clock.now_s -= 10
     with pytest.raises(Fault):
         caller.take(clock())
+
+
+def quoted(caller, clock, *, prompt=10, predicted=90.0, n=1):
+    """A request that is admitted, and what it adds to the headers."""
+    headers = []
+    charge = Charge(caller, clock, headers)
+    request = Request(1, 0.0, "m", prompt, 1000, choices=n, length_prediction=LengthPrediction(predicted))
+    charge.__enter__()
+    charge(request)
+    return charge, request, dict(headers)
+
+
+def ends(charge, request, tokens):
+    request.dispatch.dispatched_s, request.generated_tokens = 1.0, tokens
+    charge.__exit__()
+
+
+def refused_s(caller, clock, **request):
+    with pytest.raises(Fault) as caught:
+        quoted(caller, clock, **request)
+    assert (caught.value.status, caught.value.reason) == (429, "quota")
+    return caught.value.retry_after_s
+
+
+def test_a_quota_of_tokens_is_charged_by_prediction_and_settled_by_the_output(clock):
+    caller = Keys(config(a_key(tokens_per_minute=240)), clock).caller(RIGHT, "")
+    first = quoted(caller, clock)
+    assert first[2][b"x-ratelimit-remaining-tokens"] == b"140"
+    second = quoted(caller, clock)
+    assert refused_s(caller, clock) == 15.0, "60 of 100 are missing, and 4 a second come"
+    ends(*first[:2], tokens=30)
+    assert quoted(caller, clock)[2][b"x-ratelimit-remaining-tokens"] == b"0", "60 came back"
+    ends(*second[:2], tokens=390)
+    assert refused_s(caller, clock) == (300 + 100) / 4, "what was not predicted is owed"
+    clock.now_s += 100
+    never_sent, *_ = quoted(caller, clock)
+    assert refused_s(caller, clock) > 0
+    never_sent.__exit__()
+    assert quoted(caller, clock)[2][b"x-ratelimit-remaining-tokens"] == b"0", "and what was not served costs nothing"
+
+
+def test_a_request_above_a_whole_quota_is_served_when_all_of_it_is_left(clock):
+    caller = Keys(config(a_key(tokens_per_minute=60)), clock).caller(RIGHT, "")
+    quoted(caller, clock, predicted=50, n=2)
+    assert refused_s(caller, clock, predicted=1) == 50 + 11, "110 of 60 were taken"
+    clock.now_s += 110
+    quoted(caller, clock, predicted=500)
+
+
+def test_quotas_a_day_count_tokens_and_cost(clock):
+    prices = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.01}
+    for limits, most in (({"tokens_per_day": 200}, 2), ({"cost_per_day": 2.8, **prices}, 3)):
+        keys = Keys(config(a_key(**limits)), clock)
+        for _ in range(most):
+            assert quoted(keys.caller(RIGHT, ""), clock)[2] == {}
+        keys = Keys(config(a_key(**limits)), clock, keys)
+        assert refused_s(keys.caller(RIGHT, ""), clock) > 3600, "also behind a reload"
+    with pytest.raises(InputError, match="cost_per_token above 0"):
+        a_key(cost_per_day=1.0)
 
 
 def test_new_keys_take_over_the_buckets_of_those_that_stay(clock):

@@ -62,7 +62,7 @@ def test_a_connection_has_so_many_requests_waiting_and_no_more(served):
 
 def test_a_few_are_answered_all(served):
     with served.socket() as line:
-        line.sendall(HEALTH * 15 + HEALTH.replace(b"Host: x", b"Connection: close"))
+        line.sendall(HEALTH * 15 + HEALTH.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         assert everything(line).count(b"HTTP/1.1 200") == 16
 
 

@@ -111,6 +111,15 @@ def test_no_key_is_asked_for_one_and_the_secret_is_not_repeated(served):
     assert b"sk-wrong-one" not in json.dumps(served.submit(chat(), secret="sk-wrong-one")[2]).encode()
 
 
+def test_a_model_is_listed_as_its_engine_lists_it():
+    entries = {"tiny": {"created": 7, "owned_by": "vllm", "max_model_len": 4096}}
+    with Served(config(), entries=lambda: entries) as served:
+        found = {one["id"]: one for one in served.submit(b"", path="/v1/models", method="GET")[2]["data"]}
+        assert found["tiny"] == {"id": "tiny", "object": "model"} | entries["tiny"]
+        assert found["org/large"]["owned_by"] == "lengthwise"
+        assert served.submit(b"", path="/v1/models/tiny", method="GET")[2] == found["tiny"]
+
+
 def test_a_key_sees_its_models_alone():
     with Served(config(a_key(models=("tiny",)))) as served:
         entries = served.submit(b"", path="/v1/models", method="GET")[2]["data"]

@@ -56,6 +56,40 @@ def test_requests_of_two_lengths_are_one_error_and_nothing_more(served, extra):
     assert len(served.script.client_request) == before
 
 
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (b"GET /health HTTP/1.1\r\n\r\n", 400, "bad_host"),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400, "bad_host"),
+        (b"GET /health HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400, "bad_host"),
+        (b"GET /health\r\n\r\n", 505, "http_version"),
+        (b"GET /health HTTP/0.9\r\nHost: a\r\n\r\n", 505, "http_version"),
+        (b"GET /health HTTP/2.0\r\nHost: a\r\n\r\n", 505, "http_version"),
+    ],
+)
+def test_a_request_without_one_host_or_of_another_version_is_an_error(served, head, status, code):
+    raw = served.raw(head)
+    assert raw.count(b"HTTP/1.1 ") == 1
+    told, headers, body = parsed(raw)
+    assert (told, headers["connection"], body["error"]["code"]) == (status, "close", code)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_http_1_0_client_gets_a_body_without_chunked_framing(served, stream):
+    body = json.dumps(chat(stream=stream)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: Bearer {SECRET}\r\nExpect: 100-continue\r\n".encode()
+    raw = served.raw(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    status, headers, told = parsed(raw)
+    assert (status, headers["connection"]) == (200, "close")
+    assert "transfer-encoding" not in headers
+    assert ("content-length" in headers) is not stream
+    if stream:
+        assert told == b"".join(served.script.report[-1].pieces)
+    else:
+        assert told["choices"][0]["message"]["content"] == "Hi there"
+    assert served.raw(b"GET /health HTTP/1.0\r\n\r\n").endswith(b'{"status":"ok"}')
+
+
 def test_pipelined_requests_are_answered_in_order(served):
     last = whole(extra=b"X-Request-Id: two\r\nConnection: close\r\n")
     raw = served.raw(whole(extra=b"X-Request-Id: one\r\n") + last)
@@ -263,7 +297,15 @@ def test_garbage_does_not_fill_the_log():
     assert [told("Invalid HTTP request received.", 100.0 + k) for k in range(12)] == [k in (0, 10) for k in range(12)]
     assert told("something else", 101.0)
     assert told("an error", 101.0, logging.ERROR)
-    assert told("an error", 101.0, logging.ERROR)
+    assert not told("an error", 102.0, logging.ERROR)
+
+
+def test_requests_that_fail_in_the_gateway_do_not_fill_the_log(served, caplog):
+    """Whatever a client sends to provoke them: one line for each kind of error."""
+    one, other = (type(f"{name}{id(caplog)}", (Exception,), {}) for name in ("One", "Other"))
+    served.script.answers += [one("a"), one("b"), one("c"), other("d")]
+    assert [served.submit(chat())[0] for _ in range(4)] == [500] * 4
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a", "d"]
 
 
 def test_a_connection_that_asks_nothing_is_kept_for_its_time_and_then_closed():

@@ -102,6 +102,26 @@ def test_a_vllm_in_development_mode_tells_its_policy_itself(policy):
     run(work)
 
 
+def test_what_an_engine_lists_of_its_models_is_passed_on_less_its_paths_and_permissions():
+    row = {"id": "m", "object": "model", "created": 7, "owned_by": "vllm", "max_model_len": 4096}
+    rows = [row | {"root": "/models/m", "permission": [{}]}, row | {"id": "lora", "parent": "m", "created": "now"}]
+
+    async def models(_):
+        return web.json_response({"data": [*rows, {"owned_by": "nobody"}, 7]})
+
+    async def work():
+        app = web.Application()
+        app.router.add_get("/v1/models", models)
+        app.router.add_get("/health", models)
+        async with TestServer(app) as server:
+            engine = Engine(str(server.make_url("")), probe=False)
+            async with fleet_of(config_of(engine)) as (fleet, _):
+                common = {"owned_by": "vllm", "max_model_len": 4096}
+                assert fleet.entries() == {"m": common | {"created": 7}, "lora": common | {"parent": "m"}}
+
+    run(work)
+
+
 def test_what_is_minded_about_engines_is_known_before_the_start():
     async def work():
         async with engines(EngineSpec()) as (server,):

@@ -49,6 +49,9 @@ class FixedFleet:
     async def configure(self, config: GatewayConfig) -> None:
         pass
 
+    def entries(self) -> dict:
+        return {}
+
     def models(self) -> tuple[str, ...]:
         return ("m",)
 

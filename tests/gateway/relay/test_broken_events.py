@@ -11,7 +11,7 @@ from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_failover import BODY
 
 from lengthwise.gateway.config import ResilienceConfig
-from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream
+from lengthwise.gateway.relay.responses import AssembledResponse, Passthrough, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.request import Outcome
 
@@ -60,12 +60,38 @@ def test_a_broken_event_is_trouble_and_nothing_of_it_or_behind_it_comes_out(brok
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_where_nobody_can_go_on_it_passes_as_it_is(broken):
+def test_it_does_not_pass_where_nobody_can_go_on(broken):
     state = begun(TrackedStream(WANTS))
     state.feed(event("c"))
     assert not state.resumable
-    assert state.feed(broken) == broken
-    assert state.error is None
+    assert state.feed(broken) == b""
+    assert (state.error.reason, state.blocked) == ("malformed", True)
+
+
+@pytest.mark.parametrize("broken", [one for one in BROKEN if b'"choices":7' not in one])
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("learned", [True, False])
+def test_it_does_not_pass_in_a_stream_that_is_passed_through(broken, at_once, learned):
+    state = Passthrough()
+    before = event("a") + event("b") if learned else b""
+    pieces = [before + event("c") + broken + event("d")] if at_once else [before, event("c"), broken]
+    assert b"".join(map(state.feed, filter(None, pieces))) == before + event("c")
+    assert (state.error.reason, state.error.engine_fault, state.blocked) == ("malformed", True, True)
+    assert state.count == 3 if learned else 1
+    assert state.completion() is None
+
+
+def test_before_the_first_output_another_engine_may_serve_what_is_passed_through():
+    state = Passthrough()
+    assert state.feed(b"data: {\n\n") == b""
+    assert (state.error.reason, state.sent) == ("malformed", False)
+
+
+def test_behind_the_end_of_a_stream_that_is_passed_through_nothing_is_missing():
+    state = Passthrough()
+    assert state.feed(event("c", finish="stop") + b"data: {\n\n" + DONE) == event("c", finish="stop") + DONE
+    assert (state.error, state.finished) == (None, True)
+    assert Passthrough().feed(event("c") + DONE + b"data: {\n\n") == event("c") + DONE
 
 
 @pytest.mark.parametrize(

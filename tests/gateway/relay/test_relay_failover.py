@@ -129,12 +129,14 @@ def test_an_error_inside_an_untouched_stream_is_passed_on_once():
     run(work)
 
 
-def test_garbage_in_a_stream_is_passed_on_untouched():
+def test_garbage_does_not_reach_the_client_of_a_stream_that_cannot_go_on():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("garbage", 7)])], capabilities=BARE) as w:
             reply = b"".join(await _raw(w, BODY))
-            assert b"data: {not json\xff\n\n\x00\x01:::\n\n" in reply
-            assert w.ledger.outcomes == {Outcome.FINISHED: 1}
+            *_, last, rest = reply.split(b"\n\n")
+            assert json.loads(last[6:])["error"]["code"] == "engine_failed"
+            assert (rest, reply.count(b'"text":'), b"[DONE]" in reply) == (b"", 7, False)
+            assert w.ledger.outcomes == {Outcome.FAILED: 1}
 
     run(work)
 
@@ -195,6 +197,7 @@ def test_retries_are_bounded_by_their_budget():
         async with world(engines, resilience=ResilienceConfig(retry_share=0.1), cap=100) as w:
             replies = await asyncio.gather(*(w.submit(BODY) for _ in range(100)))
             assert all(reply.status == 502 for reply in replies)
+            assert all(reply.headers[b"retry-after"] == b"1" for reply in replies)
             tried = sum(len(engine.seen) for engine in engines)
             assert 100 < tried <= 100 + 10 + 0.1 * 100
             await until(lambda: idle(w))

@@ -66,7 +66,6 @@ def allowed(host: str, own: str = "") -> bool:
 
 EVENT_INTERVAL_S = 1.0
 MAX_STREAMS = 32
-OPEN = ("/healthz", "/metrics")  # served under any host name, for probes and Prometheus
 _SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
@@ -127,9 +126,9 @@ class AdminApp:
         path, method = scope["path"], scope["method"]
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
-        if path not in OPEN and not allowed(host, self._host_name):
+        if path != "/healthz" and not allowed(host, self._host_name):
             await _respond(send, 421, b"This server does not serve this host name.\n", b"text/plain")
-        elif path not in ("/", "/state.json", "/events", *OPEN):
+        elif path not in ("/", "/state.json", "/events", "/healthz", "/metrics"):
             await _respond(send, 404, b"Not found.\n", b"text/plain")
         elif method not in ("GET", "HEAD"):
             await _respond(send, 405, b"This port is read-only.\n", b"text/plain", [(b"allow", b"GET, HEAD")])

@@ -121,7 +121,7 @@ class PreemptionPass:
             worker = workers.get(running.worker)
             if worker is None or not worker.fits_without(waiting, running):
                 continue
-            if waiting.overdue or self._preemption.precedes(waiting, running):
+            if self._preemption.precedes(waiting, running):
                 if self._is_improvement(waiting, key, running, worker):
                     del self._candidates[at]
                     return running, worker
@@ -278,11 +278,11 @@ class Preemption:
         return preempted
 
     def precedes(self, waiting: Entry, running: Entry) -> bool:
-        """Return whether the running request is of no better class or tenant."""
+        """Return whether the running request is of no better class or tenant; an overdue one is of the best class."""
         w, r = waiting.request.client, running.request.client
-        if w.priority != r.priority or self._order.fairness == "none" or w.tenant == r.tenant:
-            return w.priority <= r.priority
-        return self._service.of(w.tenant) <= self._service.of(r.tenant)
+        if self._order.fairness == "none" or w.tenant == r.tenant or not (waiting.overdue or w.priority == r.priority):
+            return waiting.overdue or w.priority <= r.priority
+        return self._service.of(w.tenant) <= self._service.without(running)
 
     def _preempt_closed_windows(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
         """Preempt the worst requests whose windows ended: one for each waiting request of their models."""

@@ -1,19 +1,23 @@
 """Waiting requests, ordered by the simulator's rank under priority classes, fairness and a hard bound on waiting.
 
-Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; then priority classes; then, with
-fairness, the tenant with the least service; then the rank's key; then arrival; then id.
+Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; then priority classes; then the rank's
+key; then arrival; then id. With fairness an overdue request is in the best class that waits, and within a class the
+tenant with the least service comes first, its overdue requests before its others.
 
-The bound: once a request is overdue, ``DispatchPass`` gives no worker that it could use to a later one, so only overdue
-requests that arrived before precede it, none of which is preempted. Hence it waits at most ``max_wait_s`` plus the time
-in which the workers of its model finish these, and those in flight above their limits, whatever is predicted.
+The bound: once a request is overdue, ``DispatchPass`` gives no worker that it could use to one behind it in this order,
+so only overdue requests that arrived before precede it, none of which is preempted. Hence it waits at most
+``max_wait_s`` plus the time in which the workers of its model finish these, and those in flight above their limits,
+whatever is predicted. With fairness these are the overdue requests of its tenant, and those of each other tenant until
+that one has as much service: what other tenants have queued does not count.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import sys
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 
@@ -23,9 +27,10 @@ from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
 from lengthwise.gateway.request import LengthPrediction
 
 Item = tuple[float, float, int, int]  # key, arrival, id, and the row of the columns
-Lane = tuple[str, int, int]  # model, priority class and, with fairness, tenant of the requests in a lane
+Lane = tuple[str, int, int]  # model, priority class or _OVERDUE and, with fairness, tenant of the requests in a lane
 Head = tuple[int, float, float, float, int, int, Lane]
 
+_OVERDUE = -sys.maxsize
 EPOCH_S = 0.1
 """Keys that change with time are recomputed when they are older than this and a request may be dispatched."""
 
@@ -78,6 +83,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.by_tenant: Counter[int] = Counter()
         self.waiting: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, float] = defaultdict(float)
 
@@ -88,8 +94,11 @@ class Backlog:
         self._count(entry, 1)
 
     def _count(self, entry: Entry, sign: int) -> None:
-        model = entry.request.model
+        model, tenant = entry.request.model, entry.request.client.tenant
         self.bytes += sign * entry.request.body_bytes
+        self.by_tenant[tenant] += sign
+        if self.by_tenant[tenant] == 0:
+            del self.by_tenant[tenant]
         self.waiting[model] += sign
         self.tokens[model] += sign * entry.remaining
         if self.waiting[model] == 0:
@@ -119,7 +128,6 @@ class Queue(Backlog):
         self._max_wait_s, self._fair = max_wait_s, fair
         self.deadlines = Deadlines()  # when requests become overdue
         self._lanes: dict[Lane, list[Item]] = {}
-        self._overdue: list[tuple[float, int, Entry]] = []
         for entry in self:
             self._schedule_and_insert(now_s, entry)
 
@@ -166,6 +174,8 @@ class Queue(Backlog):
         """Recompute all keys and sort every lane by them."""
         self._keys_s = now_s
         for lane, items in self._lanes.items():
+            if lane[1] == _OVERDUE:
+                continue
             rows = np.fromiter(map(itemgetter(3), items), np.int64, len(items))
             self._lanes[lane] = self._ranker.sort(rows, self._ranker.keys(now_s, rows, waiting=True))
 
@@ -175,10 +185,8 @@ class Queue(Backlog):
 
     def in_order(self, is_closed: Callable[[str], bool] = lambda _: False) -> Iterator[Entry]:
         """Yield requests, unless their model is closed by then; none may be added or removed meanwhile."""
-        for _, _, entry in self._overdue:
-            if not is_closed(entry.request.model):
-                yield entry
-        heads = [self._head(lane, 0) for lane in self._lanes if not is_closed(lane[0])]
+        best = self._best_class()
+        heads = [self._head(lane, 0, best) for lane in self._lanes if not is_closed(lane[0])]
         heapq.heapify(heads)
         while heads:
             *_, at, lane = heads[0]
@@ -186,22 +194,21 @@ class Queue(Backlog):
             if is_closed(lane[0]):
                 heapq.heappop(heads)
             elif self._fair and self._service.of(lane[2]) != heads[0][1]:
-                heapq.heapreplace(heads, self._head(lane, at))
+                heapq.heapreplace(heads, self._head(lane, at, best))
             else:
                 yield self._ranker.entry(items[at][3])
                 if at + 1 < len(items):
-                    heapq.heapreplace(heads, self._head(lane, at + 1))
+                    heapq.heapreplace(heads, self._head(lane, at + 1, best))
                 else:
                     heapq.heappop(heads)
 
     def position(self, entry: Entry) -> int:
         """Return how many requests precede it."""
-        if entry.overdue:
-            return bisect_left(self._overdue, (entry.request.arrival_s, entry.request.id))
-        rank, item = self._class_rank(self._lane(entry)), self._item(entry)[:3]
-        lanes = [(self._class_rank(lane), items) for lane, items in self._lanes.items()]
+        best, item = self._best_class(), self._item(entry)[:3]
+        rank = self._class_rank(self._lane(entry), best)
+        lanes = [(self._class_rank(lane, best), items) for lane, items in self._lanes.items()]
         before = sum(len(items) for other, items in lanes if other < rank)
-        return len(self._overdue) + before + sum(bisect_left(items, item) for other, items in lanes if other == rank)
+        return before + sum(bisect_left(items, item) for other, items in lanes if other == rank)
 
     def _schedule_and_insert(self, now_s: float, entry: Entry) -> None:
         q = entry.request
@@ -212,16 +219,10 @@ class Queue(Backlog):
         self._insert(entry)
 
     def _insert(self, entry: Entry) -> None:
-        if entry.overdue:
-            insort(self._overdue, (entry.request.arrival_s, entry.request.id, entry))
-        else:
-            insort(self._lanes.setdefault(self._lane(entry), []), self._item(entry))
+        insort(self._lanes.setdefault(self._lane(entry), []), self._item(entry))
 
     def _delete(self, entry: Entry) -> None:
         """Remove a request from its lane, found by the stored key: call before the key changes."""
-        if entry.overdue:
-            del self._overdue[self.position(entry)]
-            return
         lane = self._lane(entry)
         items = self._lanes[lane]
         del items[bisect_left(items, self._item(entry)[:3])]
@@ -229,18 +230,25 @@ class Queue(Backlog):
             del self._lanes[lane]
 
     def _item(self, entry: Entry) -> Item:
-        return self._ranker.key(entry), entry.request.arrival_s, entry.request.id, entry.row
+        key = -math.inf if entry.overdue else self._ranker.key(entry)
+        return key, entry.request.arrival_s, entry.request.id, entry.row
 
     def _lane(self, entry: Entry) -> Lane:
-        q = entry.request
-        return q.model, q.client.priority, q.client.tenant if self._fair else 0
+        client = entry.request.client
+        priority = _OVERDUE if entry.overdue else client.priority
+        return entry.request.model, priority, client.tenant if self._fair else 0
 
-    def _class_rank(self, lane: Lane) -> tuple[int, float]:
-        return lane[1], self._service.of(lane[2]) if self._fair else 0.0
+    def _best_class(self) -> int:
+        """Return the class of overdue requests: with fairness the best that waits, else one before all."""
+        classes = {lane[1] for lane in self._lanes} - {_OVERDUE} if self._fair else ()
+        return min(classes, default=_OVERDUE)
 
-    def _head(self, lane: Lane, at: int) -> Head:
+    def _class_rank(self, lane: Lane, best: int) -> tuple[int, float]:
+        return max(lane[1], best), self._service.of(lane[2]) if self._fair else 0.0
+
+    def _head(self, lane: Lane, at: int, best: int) -> Head:
         key, arrival_s, request_id, _ = self._lanes[lane][at]
-        return *self._class_rank(lane), key, arrival_s, request_id, at, lane
+        return *self._class_rank(lane, best), key, arrival_s, request_id, at, lane
 
 
 _RECENT = 1024

@@ -97,6 +97,11 @@ class TenantService:
         """Return the service of a tenant so far."""
         return self._served.get(tenant, 0.0)
 
+    def without(self, entry: Entry) -> float:
+        """Return the service of the request's tenant without the request: what ranked it before its dispatch."""
+        q = entry.request
+        return self.of(q.client.tenant) - q.prompt_tokens - SERVICE_OUTPUT_WEIGHT * entry.charged
+
     def start_waiting(self, tenant: int) -> None:
         """Count one more waiting request of the tenant."""
         if tenant not in self._waiting:

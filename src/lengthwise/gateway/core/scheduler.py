@@ -279,9 +279,12 @@ class Scheduler:
         model, admission, limit_s = request.model, self.admission, self.admission.max_predicted_wait_s
         if not self.worker_pool.may_serve(model):
             return Rejection(404, "model_not_found", f"No engine serves the model {model!r}.")
-        queued_bytes, reason = self.queue.bytes + self.bins.bytes, ""
+        queued_bytes, tenant, reason = self.queue.bytes + self.bins.bytes, request.client.tenant, ""
+        of_tenant = self.queue.by_tenant[tenant] + self.bins.by_tenant[tenant]
         if self._num_queued >= admission.max_queued:
             reason, message = "queue_full", f"{self._num_queued} requests are waiting already."
+        elif tenant and of_tenant >= (admission.max_queued_per_tenant or max(1, admission.max_queued // 4)):
+            reason, message = "tenant_queue_full", f"{of_tenant} requests of this tenant are waiting already."
         elif queued_bytes + request.body_bytes > admission.max_queued_bytes:
             reason, message = "queue_bytes", f"{queued_bytes} bytes of requests are waiting already."
         elif limit_s == math.inf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ import msgspec
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge import client_request
 from lengthwise.gateway.edge import exchange as asgi
-from lengthwise.gateway.edge.auth import Caller, Keys, Tenants, network
+from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, network
 from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, RequestParser
-from lengthwise.gateway.edge.errors import Fault, draining, quoted, unknown_model
+from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import ClientRequest, PrefixHasher, Rejection
+from lengthwise.gateway.request import ClientRequest, InvalidBodyError, PrefixHasher, Rejection
 
 if TYPE_CHECKING:
     from lengthwise.gateway.relay import Answer
@@ -67,7 +67,7 @@ def route(scope: dict[str, Any]) -> Route:
 
 
 _JSON = [(b"content-type", b"application/json")]
-_log = logging.getLogger("lengthwise.gateway")
+_log = logging.getLogger("lengthwise.gateway.edge")
 _LONG_BYTES = 1 << 18
 """A longer body is parsed in a thread, one at a time: msgspec holds the GIL while it decodes, some ms per MiB."""
 
@@ -76,8 +76,9 @@ class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
     ``exchange`` serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``rejection``.
-    ``models`` returns all models, also of unavailable engines, ``ready`` whether an engine is available. ``draining``
-    rejects new requests with 503; ``in_flight`` counts completion requests, arriving bodies included.
+    ``models`` returns all models, also of unavailable engines, ``entries`` what engines list of them, ``ready`` whether
+    one is available. ``draining`` rejects new requests with 503; ``in_flight`` counts completion requests, arriving
+    bodies included.
     """
 
     def __init__(
@@ -86,12 +87,14 @@ class App:
         exchange: Callable[[ClientRequest], Awaitable[Answer]],
         *,
         models: Callable[[], Sequence[str]],
+        entries: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
         ready: Callable[[], bool] = lambda: True,
         clock: Clock = monotonic,
         listener: Listener | None = None,
         tenants: Tenants | None = None,
     ) -> None:
         self._exchange, self._models, self._ready, self._clock = exchange, models, ready, clock
+        self._entries = entries
         self._listener = listener or Listener()
         self._tenants = Tenants() if tenants is None else tenants
         self.keys = Keys(config, clock, tenants=self._tenants)
@@ -128,22 +131,17 @@ class App:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        exchange = asgi.AsgiExchange(scope, receive, send, self._limits.body_s)
+        exchange = asgi.AsgiExchange(scope, receive, send)
         try:
             await self._serve(scope, exchange)
         except asgi.ClientGoneError:
             pass
         except asyncio.CancelledError:
-            if not exchange.cause and (exchange.started or not self.draining):
+            if not exchange.gone and (exchange.started or not self.draining):
                 raise
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()  # the exchange itself cancelled it, or the shutdown of the gateway
-            if exchange.cause == asgi.SLOW_BODY:
-                message = f"The body must arrive within {self._limits.body_s:g} s."
-                await self._reject(exchange, Fault(408, "slow", message, code="request_timeout", headers=[asgi.CLOSE]))
-            elif exchange.cause == asgi.BLOCKED:
-                await exchange.abort()
-            elif not exchange.cause:
+            if not exchange.gone:
                 await self._reject(exchange, draining())
         finally:
             exchange.close()
@@ -166,8 +164,11 @@ class App:
                 await self._complete(exchange, target.api, caller, network(address), headers, request_id)
             else:
                 await self._send_models(exchange, target, caller)
-        except Fault as fault:
-            await self._reject(exchange, fault)
+        except (Fault, InvalidBodyError) as error:
+            exchange.handed_on = False  # nothing has reported it
+            await self._reject(
+                exchange, error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
+            )
         except asgi.ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets a response, and the server lives, in any case
@@ -194,7 +195,9 @@ class App:
             raise draining()
         self.in_flight += 1
         try:
-            with caller, asgi.BodyReservation(self.body_budget, caller if caller.key else address) as reservation:
+            owner = caller if caller.key else address
+            charge = Charge(caller, self._clock, exchange.headers)
+            with caller, asgi.BodyReservation(self.body_budget, owner) as reservation, charge:
                 exchange.headers += caller.take(self._clock())
                 client_request.check_json(headers)
                 body = await exchange.body(self._limits.body_bytes, headers.get(b"content-length"), reservation)
@@ -210,6 +213,7 @@ class App:
                 known = self._models()
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)
+                request.charge = charge if caller.quotas else None
                 exchange.handed_on = True
                 answer = await self._exchange(request)
                 reservation.release(request.memory_bytes)
@@ -227,8 +231,9 @@ class App:
         return target.body or self._document
 
     async def _send_models(self, exchange: asgi.AsgiExchange, target: Route, caller: Caller) -> None:
-        entry = {"object": "model", "created": 0, "owned_by": "lengthwise"}
-        models = {name: {"id": name} | entry for name in self._models() if caller.can_access(name)}
+        entry, entries = {"object": "model", "created": 0, "owned_by": "lengthwise"}, self._entries()
+        names = [name for name in self._models() if caller.can_access(name)]
+        models = {name: {"id": name, **entry, **entries.get(name, {})} for name in names}
         if target.name == "models":
             await exchange.send(200, _JSON, msgspec.json.encode({"object": "list", "data": list(models.values())}))
         elif target.model not in models:

@@ -1,4 +1,4 @@
-"""API keys: authentication in constant time, access to models, rate and concurrency limits."""
+"""API keys: authentication in constant time, access to models, limits of rate, concurrency, tokens and cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections import OrderedDict
 from lengthwise.gateway.config import GatewayConfig, Key
 from lengthwise.gateway.edge.errors import Fault
 from lengthwise.gateway.protocols import Clock
+from lengthwise.gateway.request import Request
 
 MAX_FAILURES = 30  # wrong keys per minute from one address
 _PERIOD_S = 60.0
@@ -81,17 +82,58 @@ class Tenants(list[str]):
         return self._numbers[name]
 
 
+class Bucket:
+    """A token bucket of ``limit`` units, refilled by ``per_s`` a second; it may be overdrawn."""
+
+    def __init__(self, limit: float, per_s: float) -> None:
+        self.limit, self.per_s, self.left, self._at_s = limit, per_s, limit, -math.inf
+
+    def wait_s(self, now_s: float, amount: float) -> float:
+        """Refill; return the seconds until there is so much, or all where it exceeds the limit."""
+        refill = max(0.0, now_s - self._at_s) * self.per_s if self.per_s else 0.0
+        self.left, self._at_s = min(self.limit, self.left + refill), now_s
+        missing = min(amount, self.limit) - self.left
+        return 0.0 if missing <= 0 else missing / self.per_s if self.per_s else math.inf
+
+    def headers(self, unit: bytes) -> list[tuple[bytes, bytes]]:
+        """Return OpenAI's rate limit headers."""
+        reset_s = (self.limit - self.left) / self.per_s if self.per_s else 0.0
+        values = {b"limit": b"%d" % self.limit, b"remaining": b"%d" % max(0.0, self.left), b"reset": b"%.3fs" % reset_s}
+        return [(b"x-ratelimit-%b-%b" % (name, unit), value) for name, value in values.items()]
+
+
+_DAY_S = 86_400.0
+
+
 class Caller:
     """The holder of a key, or every client if no keys are configured; a context manager around each request."""
 
     def __init__(self, key: Key | None, tenant: int) -> None:
-        self.update(key, tenant)
-        self._tokens, self._at_s = float(key.burst if key else 0), -math.inf
+        self._buckets: dict[str, Bucket] = {}
         self.open = 0
+        self.update(key, tenant)
 
     def update(self, key: Key | None, tenant: int) -> None:
-        """Change the settings of the key; open requests and the bucket stay."""
+        """Change the settings of the key; open requests, and what is left in buckets, stay."""
         self.key, self.tenant, self.models = key, tenant, frozenset(key.models if key else ())
+        self.quotas: list[tuple[str, Bucket, float, float]] = []  # with the units of a prompt and an output token
+        if key is None:
+            return
+        self._requests = self._bucket("requests", key.burst, key.rate_rps)
+        costs = (key.input_cost_per_token, key.output_cost_per_token)
+        kinds = (
+            ("tokens_per_minute", 60.0, (1, 1)),
+            ("tokens_per_day", _DAY_S, (1, 1)),
+            ("cost_per_day", _DAY_S, costs),
+        )
+        for name, period_s, units in kinds:
+            if (limit := getattr(key, name)) is not None:
+                self.quotas.append((name, self._bucket(name, limit, limit / period_s), *units))
+
+    def _bucket(self, name: str, limit: float, per_s: float) -> Bucket:
+        bucket = self._buckets.setdefault(name, Bucket(limit, per_s))
+        bucket.limit, bucket.per_s = limit, per_s
+        return bucket
 
     def __enter__(self) -> None:
         """Count a request; raise Fault (429) beyond the concurrency limit."""
@@ -112,21 +154,49 @@ class Caller:
         key = self.key
         if key is None or math.isinf(key.rate_rps):
             return []
-        rate_rps = max(0.0, key.rate_rps)
-        refill = (now_s - self._at_s) * rate_rps if rate_rps else 0.0
-        self._tokens, self._at_s = min(float(key.burst), self._tokens + max(0.0, refill)), now_s
-        allowed = self._tokens >= 1
-        self._tokens -= allowed
-        headers = [
-            (b"x-ratelimit-limit-requests", b"%d" % key.burst),
-            (b"x-ratelimit-remaining-requests", b"%d" % self._tokens),
-            (b"x-ratelimit-reset-requests", b"%.3fs" % ((key.burst - self._tokens) / rate_rps if rate_rps else 0.0)),
-        ]
-        if allowed:
+        after_s = self._requests.wait_s(now_s, 1.0)
+        self._requests.left -= not after_s
+        headers = self._requests.headers(b"requests")
+        if not after_s:
             return headers
-        after_s = (1 - self._tokens) / rate_rps if rate_rps else math.inf
         message = "Rate limit reached for requests of this API key."
         raise Fault(429, "rate", message, code="rate_limit_exceeded", headers=headers, retry_after_s=after_s)
+
+
+class Charge:
+    """What one request takes from the quotas of its key: called with its prediction, settled at the end of the with."""
+
+    def __init__(self, caller: Caller, clock: Clock, headers: list[tuple[bytes, bytes]]) -> None:
+        self._caller, self._clock, self._headers = caller, clock, headers
+        self._request: Request | None = None
+        self._output_tokens = 0.0
+
+    def __call__(self, request: Request) -> None:
+        """Take the prompt and the predicted output of all choices; raise Fault (429), and take nothing, beyond a quota.
+
+        A request that exceeds a complete quota is admitted when all of it is left.
+        """
+        now_s, prompt_tokens = self._clock(), request.prompt_tokens
+        output_tokens = request.choices * min(request.length_prediction.total_tokens, float(request.max_tokens))
+        for name, bucket, prompt_units, output_units in self._caller.quotas:
+            if after_s := bucket.wait_s(now_s, prompt_units * prompt_tokens + output_units * output_tokens):
+                message = f"The {name} of this API key are used up, by what this request is predicted to take."
+                raise Fault(429, "quota", message, code="rate_limit_exceeded", retry_after_s=after_s)
+        self._take(prompt_tokens, output_tokens)
+        self._request, self._output_tokens = request, output_tokens
+        for name, bucket, *_ in self._caller.quotas:
+            self._headers += bucket.headers(b"tokens") if name == "tokens_per_minute" else ()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        if (request := self._request) is not None:
+            not_served = math.isnan(request.dispatch.dispatched_s)
+            self._take(-request.prompt_tokens * not_served, request.generated_tokens - self._output_tokens)
+
+    def _take(self, prompt_tokens: int, output_tokens: float) -> None:
+        for _, bucket, prompt_units, output_units in self._caller.quotas:
+            bucket.left -= prompt_units * prompt_tokens + output_units * output_tokens
 
 
 class Keys:

@@ -68,7 +68,6 @@ Scope = dict[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-DISCONNECTED, SLOW_BODY, BLOCKED = "disconnected", "slow", "blocked"
 _DROPPED = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     b"server", b"date", b"x-request-id", b"set-cookie",
@@ -81,19 +80,16 @@ class ClientGoneError(Exception):
 
 
 class AsgiExchange:
-    """Reads and writes for the task that creates it, and cancels this task when it waits in vain.
+    """Reads and writes for the task that creates it, and cancels this task when its client is ``gone``."""
 
-    ``cause`` is then DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED.
-    """
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:
-        self._receive, self._send, self._timeout_s = receive, send, timeout_s
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
         self._connection: HttpProtocol | None = (scope.get("extensions") or {}).get(CONNECTION)
+        self._is_framed = scope.get("http_version") != "1.0"
         self._task = asyncio.current_task()
-        self._timer: asyncio.TimerHandle | None = None
         self._monitor: asyncio.Future[Message] | None = None
-        self._finished = self._writing = self._reading = self.started = self.handed_on = False
-        self._sent, self.cause = 0, ""
+        self._finished = self.started = self.handed_on = self.gone = False
+        self._sent = 0
         self.headers: list[tuple[bytes, bytes]] = []  # headers added to every response
 
     async def body(self, limit: int, content_length: bytes | None, reservation: BodyReservation) -> bytes:
@@ -102,9 +98,6 @@ class AsgiExchange:
             if not content_length.isdigit() or int(content_length[:20]) > limit:
                 raise _too_large(limit)
             reservation.require(int(content_length[:20]))
-        if self._connection is None:
-            self._reading = True
-            self._start_timer()
         chunks, size, more = [], 0, True
         while more:
             message = await self._receive()
@@ -116,13 +109,12 @@ class AsgiExchange:
             if size > limit:
                 raise _too_large(limit)
             reservation.take(len(chunk))
-        self._reading = False
         return b"".join(chunks)
 
     def monitor(self) -> None:
         """Cancel the task from now on when the client disconnects; the body must have been read."""
         if self._connection is not None:
-            self._connection.on_disconnect = lambda: self._cancel(DISCONNECTED)
+            self._connection.on_disconnect = self._cancel
             self._connection.resume_reading()
         else:
             self._monitor = asyncio.ensure_future(self._receive())
@@ -132,7 +124,7 @@ class AsgiExchange:
         """Send a response chunk by chunk, each when the client has taken the one before."""
         headers = [pair for pair in answer.headers if pair[0].lower() not in _DROPPED]
         left = next((int(value) for name, value in headers if name.lower() == b"content-length"), -1)
-        direct = self._connection if left < 0 else None
+        direct = self._connection if left < 0 and self._is_framed else None
         await self._start(answer.status, headers)
         try:
             async for chunk in answer:
@@ -140,11 +132,8 @@ class AsgiExchange:
                     direct.write_chunk(chunk)
                     continue
                 left -= len(chunk) if left > 0 else 0
-                self._finished, self._writing = left == 0, True
-                if self._timer is None and left and self._connection is None:
-                    self._start_timer()
+                self._finished = left == 0
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": left != 0})
-                self._writing = False
                 self._sent += 1
                 if direct is not None and self._sent == 1:
                     answer.attach_writer(direct)
@@ -170,10 +159,8 @@ class AsgiExchange:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Stop timers and the watch for disconnects."""
+        """Stop the watch for disconnects."""
         self._finished = True
-        if self._timer is not None:
-            self._timer.cancel()
         if self._monitor is not None:
             self._monitor.cancel()
         if self._connection is not None:
@@ -184,7 +171,7 @@ class AsgiExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})
 
     async def _finish(self, body: bytes) -> None:
-        self._finished = self._writing = True
+        self._finished = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _received(self, monitor: asyncio.Future[Message]) -> None:
@@ -193,25 +180,12 @@ class AsgiExchange:
         if monitor.exception() is None and monitor.result()["type"] != "http.disconnect":
             self.monitor()
         else:
-            self._cancel(DISCONNECTED)
+            self._cancel()
 
-    def _start_timer(self) -> None:
-        sent = self._sent if self._writing else -1
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._on_timer, sent)
-
-    def _on_timer(self, sent: int) -> None:
-        """Cancel the task if nothing moved since the timer started."""
-        if self._reading:
-            self._cancel(SLOW_BODY)
-        elif self._writing and self._sent == sent:
-            self._cancel(BLOCKED)
-        else:
-            self._start_timer()
-
-    def _cancel(self, cause: str) -> None:
+    def _cancel(self) -> None:
         # A response that is complete for the task may still be sent; a disconnect then changes nothing.
-        if not self.cause and self._task is not None and not (cause == DISCONNECTED and self._finished):
-            self.cause = cause
+        if not (self.gone or self._finished) and self._task is not None:
+            self.gone = True
             self._task.cancel()
 
 

@@ -52,6 +52,25 @@ class CorkedTransport:
             self.write(b"")
 
 
+_CHUNKED = b"transfer-encoding: chunked\r\n"
+
+
+class UnframedTransport(CorkedTransport):
+    """Removes chunked framing for an HTTP/1.0 client: the end of the connection ends the response."""
+
+    _framed = False
+
+    def write(self, data: bytes) -> None:
+        """Write the head without transfer-encoding, and chunks without their sizes."""
+        if not self._started:
+            self._framed = _CHUNKED in data
+            data = data.replace(_CHUNKED, b"")
+        elif self._framed and data:
+            size, _, chunk = data.partition(b"\r\n")
+            data = chunk[: int(size, 16)]
+        super().write(data)
+
+
 class WriteTimeout:
     """Abort a connection whose client takes none of the buffered data for ``timeout_s`` (at most twice that)."""
 
@@ -225,6 +244,13 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start a request; an upgrade is refused, because httptools then reads neither a body nor another request."""
         self._in_head = False
+        version, hosts = self.parser.get_http_version(), [name for name, _ in self.headers].count(b"host")
+        if version not in ("1.0", "1.1"):
+            self._fault = Fault(505, "invalid", "Send the request by HTTP/1.1.", code="http_version")
+            raise self._fault
+        if hosts > 1 or (version == "1.1" and not hosts):
+            self._fault = Fault(400, "invalid", f"There must be one Host header; there are {hosts}.", code="bad_host")
+            raise self._fault
         upgrade = self.parser.should_upgrade()
         if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             message = "Upgrades are not offered; send the request by plain HTTP/1.1."
@@ -233,7 +259,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.pipeline:
             self._served = self.cycle
-        self.cycle.transport = CorkedTransport(self.transport, self._finish)  # type: ignore[assignment]
+        transport = CorkedTransport if version == "1.1" else UnframedTransport
+        self.cycle.transport = transport(self.transport, self._finish)  # type: ignore[assignment]
+        self.cycle.waiting_for_100_continue &= version == "1.1"
         if upgrade:
             self.cycle.keep_alive = False
 
@@ -327,7 +355,7 @@ _INTERVAL_S = 10.0
 
 
 class RateLimitedWarnings(logging.Filter):
-    """Pass each warning at most every 10 s, so that clients that send garbage cannot fill the log."""
+    """Pass each warning or error at most every 10 s, so that clients that send garbage cannot fill the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,8 +363,8 @@ class RateLimitedWarnings(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        message = str(record.msg)
-        if record.levelno == logging.WARNING:
+        message = f"{record.msg} {record.exc_info[0]}" if record.exc_info else str(record.msg)
+        if record.levelno >= logging.WARNING:
             if record.created - self._logged_s.get(message, float("-inf")) < _INTERVAL_S:
                 return False
             if len(self._logged_s) > 64:
@@ -363,7 +391,8 @@ def server(
     ``port`` 0 picks a free one; with a ``tls.ca`` clients must present a certificate. ``drain_s`` bounds requests in
     progress during shutdown; the X-Forwarded-For of ``proxies`` is trusted.
     """
-    logging.getLogger("uvicorn.error").addFilter(_RATE_LIMITED)  # adds it once, however often this runs
+    for name in ("uvicorn.error", "lengthwise.gateway.edge"):
+        logging.getLogger(name).addFilter(_RATE_LIMITED)  # adds it once, however often this runs
     members: dict[str, Any] = {"limits": limits}
     if (refused := getattr(app, "refused", None)) is not None:
         members["refused"] = staticmethod(refused)

@@ -113,7 +113,7 @@ def _schemas(limits: Limits) -> Json:
         "Chat": _object(both | chat, ("model", "messages")),
         "Completion": _object(both | own, ("model", "prompt")),
         "Models": _object({"object": {"const": "list"}, "data": models}),
-        "Model": _object(model),
+        "Model": _object(model | {"max_model_len": {"type": "integer"}}, tuple(model)),
         "Status": _object({"status": _STRING}),
         "Object": {"type": "object"},
         "Error": _object({"error": _object({"message": _STRING, "type": _STRING, "param": _TEXT, "code": _TEXT})}),

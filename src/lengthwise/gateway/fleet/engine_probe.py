@@ -152,6 +152,7 @@ class EngineMetadata:
     priority_sign: int = 0  # SMALLER or LARGER; 0 if the engine accepts no priorities
     orders: bool | None = None  # whether it schedules by priority; None: unknown (vLLM accepts any)
     prompted: bool = False  # False while the tiny prompt must be repeated
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # of /v1/models, by model
 
 
 class _ProbeClient(Client):
@@ -161,6 +162,7 @@ class _ProbeClient(Client):
         super().__init__(Server(engine.url, api_key=engine.api_key))
         self._session = SimpleNamespace(post=partial(session.post, allow_redirects=False))
         self._get_session = session
+        self.entries: dict[str, dict[str, Any]] = {}
 
     async def answer(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
         assert method == "GET", (method, fields)
@@ -169,9 +171,12 @@ class _ProbeClient(Client):
         except FetchError as error:
             raise RequestError(error.kind, str(error)) from None
         try:
-            return status, "application/json", json.loads(body)
+            fields = json.loads(body)
         except (ValueError, RecursionError):
             return status, "text/plain", body.decode("utf-8", "replace")
+        if url.endswith("/v1/models"):
+            self.entries = _model_entries(fields)
+        return status, "application/json", fields
 
     async def fetch_object(self, path: str) -> dict[str, Any]:
         """Return a JSON object; an empty one if there is no such response."""
@@ -186,18 +191,30 @@ async def probe_metadata(engine: Engine, session: Any, *, priority: bool) -> Eng
     kind = capabilities.engine if engine.kind == "auto" else engine.kind
     own_defaults = False if engine.generation_defaults == "none" else None
     capabilities = replace(capabilities, engine=kind or "openai", own_defaults=own_defaults)
-    metadata = await _probe_capacity(client, EngineMetadata(capabilities), priority=priority)
+    metadata = await _probe_capacity(client, EngineMetadata(capabilities, entries=client.entries), priority=priority)
     if not engine.probe:
         return replace(metadata, prompted=True)
     return await send_prompt(engine, session, metadata, priority=priority)
 
 
-async def list_models(engine: Engine, session: Any) -> tuple[str, ...] | None:
-    """Return the models that the engine lists now; None if it does not answer."""
-    rows = (await _ProbeClient(engine, session).fetch_object("/v1/models")).get("data")
-    if not isinstance(rows, list):
-        return None
-    return tuple(str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row)
+_ENTRY = {"created": int, "owned_by": str, "max_model_len": int, "parent": str}
+"""Fields of a model's entry that clients get: not ``root``, a path on the engine's disk, nor permissions."""
+
+
+async def list_models(engine: Engine, session: Any) -> dict[str, dict[str, Any]]:
+    """Return the entries of the models that the engine lists now; {} if it does not answer."""
+    client = _ProbeClient(engine, session)
+    await client.fetch_object("/v1/models")
+    return client.entries
+
+
+def _model_entries(body: Any) -> dict[str, dict[str, Any]]:
+    rows = body.get("data") if isinstance(body, dict) else None
+    found = [row for row in rows if isinstance(row, dict) and "id" in row] if isinstance(rows, list) else []
+    return {
+        str(row["id"]): {name: row[name] for name, kind in _ENTRY.items() if type(row.get(name)) is kind}
+        for row in found
+    }
 
 
 async def send_prompt(engine: Engine, session: Any, metadata: EngineMetadata, *, priority: bool) -> EngineMetadata:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
@@ -274,6 +274,10 @@ class Fleet:
     def models(self) -> tuple[str, ...]:
         """Return all models, including those of unavailable workers."""
         return tuple(sorted({model for worker in self._registry for model in worker.capabilities.models}))
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Return what the engine that is first by name lists of each model."""
+        return {name: entry for worker in self.workers()[::-1] for name, entry in worker.metadata.entries.items()}
 
     def ready(self) -> bool:
         """Return whether any worker accepts requests."""

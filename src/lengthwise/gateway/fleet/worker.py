@@ -250,9 +250,10 @@ class Monitor:
             await self._identify()
         elif self._clock() - self._models_s > MODELS_EVERY_S:
             self._models_s = self._clock()
-            models = await engine_probe.list_models(worker.engine, worker.session)
-            if models and models != worker.capabilities.models:  # adapters come and go while the engine runs
-                self._set_capabilities(models=models)
+            entries = await engine_probe.list_models(worker.engine, worker.session)
+            if entries and entries != worker.metadata.entries:  # adapters come and go while the engine runs
+                worker.metadata = replace(worker.metadata, entries=entries)
+                self._set_capabilities(models=tuple(entries))
                 self._changed(True)
         prompt_due = self._clock() - self._prompt_s >= self._prompt_wait_s
         if worker.identified and not worker.metadata.prompted and prompt_due:

@@ -398,7 +398,8 @@ class RequestSession:
         if (final or attribution.is_request_fault()) or not self._relay.budget.take_for(
             error, attribution.caller, failures=self._failures, output_started=started
         ):
-            raise NotServedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}"))
+            after_s = None if error.code else 1.0
+            raise NotServedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}", after_s))
         await self._resume("failed_over" if self._output_started else "retried", avoid=True)
         return b""
 
@@ -503,6 +504,8 @@ class Relay:
             buffered=not client_request.stream,
         )
         request.length_prediction = await self._length_predictor.first(request, client_request.text)
+        if client_request.charge is not None:
+            client_request.charge(request)
         ticket = await self._driver.enter(request)
         return await RequestSession(self, client_request, plan, ticket).respond()
 

@@ -76,7 +76,10 @@ class Response:
 
 
 class Passthrough(Response):
-    """A stream of ``choices`` outputs, unchanged; tokens are counted by usage where reported, else by events."""
+    """A stream of ``choices`` outputs, unchanged; tokens are counted by usage where reported, else by events.
+
+    An event that is not JSON does not reach the client: it ends the attempt.
+    """
 
     def __init__(self, choices: int = 1) -> None:
         super().__init__()
@@ -116,6 +119,9 @@ class Passthrough(Response):
         return sse.DONE if self.complete and self.error is None else None
 
     def _scan(self, events: bytes, scanned: bytes) -> bytes:
+        valid, malformed = (scanned, "") if self.finished else sse.before_malformed(scanned)
+        if malformed:
+            events = scanned = valid
         num_texts = len(sse.TEXT.findall(scanned))
         self.count += num_texts
         has_usage = b'"completion_tokens"' in scanned
@@ -132,6 +138,10 @@ class Passthrough(Response):
             if not self.sent:
                 return b""
             self.error_forwarded = True
+        elif malformed and not self.complete:
+            self.error = UpstreamError(MALFORMED, malformed[:200])
+        elif malformed and not self.finished:  # nothing of the output is missing
+            events, self.finished = events + sse.DONE, True
         out = self._pass(events, has_output=bool(num_texts) or self.complete)
         if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
             self.template.learn(events, sse.TEXT)
@@ -330,9 +340,9 @@ class TrackedStream(Response):
         shown = event if self._options.ids else sse.without_ids(event)
         if b"error" in event and sse.ERROR.search(event):
             self.error = UpstreamError(IN_STREAM_ERROR, event[:_EXCERPT].decode("utf-8", "replace"))
-        elif not is_one_object and self.resumable and not self.finished:
-            # A token hidden from the scan would be missing after a resume, so a doubtful event is parsed. An event of
-            # a stream that nothing can resume, or whose end has come, passes unparsed.
+        elif not is_one_object and not self.finished:
+            # A token hidden from the scan would be missing after a resume, and a client may fail on an event that is no
+            # JSON, so a doubtful event is parsed unless the end of the stream has come.
             try:
                 has_text |= sse.adds_output(shown) and not tokens
             except ValueError as error:

@@ -123,6 +123,22 @@ def without_ids(event: bytes) -> bytes:
     return ALL_IDS.sub(rb"\1null", event) if b"token_ids" in event else event
 
 
+_OBJECTS = msgspec.json.Decoder(msgspec.defstruct("AnyObject", []))  # skips fields, builds none
+
+
+def before_malformed(events: bytes) -> tuple[bytes, str]:
+    """Return the events before the first that is no JSON object, end or comment, and that one's data ("" none)."""
+    parts = split_events(events)
+    for at, event in enumerate(parts):
+        data = event_data(event)
+        if data and data.strip() != "[DONE]":
+            try:
+                _OBJECTS.decode(data)
+            except msgspec.DecodeError:
+                return b"".join(parts[:at]), data
+    return events, ""
+
+
 _OUTPUT_FIELDS = ("text", "content", "token_ids", "reasoning", "reasoning_content", "refusal", "audio", "tool_calls",
                   "function_call")  # fmt: skip
 

@@ -128,7 +128,7 @@ class Journal:
         self._flush_s, self._max_bytes, self._num_old = flush_s, max_bytes, num_old
         self._head = _line({"format": FORMAT, "version": VERSION, "clock_s": clock(), "unix_s": epoch()})
         self._rows: list[Row] = []
-        self._file = -1
+        self._file, self._failed = -1, False
         self._writer: ThreadPoolExecutor | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -171,8 +171,11 @@ class Journal:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._write_rows, rows)
         except OSError as error:
             self._rows = rows + self._rows
-            _log.warning("the journal %s cannot be written: %s", self.path, error.strerror or error)
+            if not self._failed:  # else it is tried, and warned of, twice a second
+                _log.warning("the journal %s cannot be written: %s", self.path, error.strerror or error)
+            self._failed = True
         else:
+            self._failed = False
             self.written += len(rows)
 
     async def _run(self) -> None:
