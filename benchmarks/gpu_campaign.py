@@ -27,8 +27,8 @@ from typing import Any
 
 from _harness import json_lines
 
-HERE = Path(__file__).resolve().parent
-CAMPAIGN, RESULTS, GRACE_S = Path(__file__), HERE / "results" / "gpu", 5.0
+FOLDER = Path(__file__).resolve().parent
+CAMPAIGN, RESULTS, GRACE_S = Path(__file__), FOLDER / "results" / "gpu", 5.0
 NEEDED = ("numpy", "scipy", "polars", "numba", "platformdirs", "torch")
 """Imports of the campaign; the engine needs transformers as well. Neither typer nor rich, pydantic or aiohttp."""
 LLAMA_3_8B = {
@@ -181,7 +181,7 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
 
 
 if importlib.util.find_spec("lengthwise") is None:
-    sys.path[:0] = [str(HERE.parent / "src"), as_installed(HERE.parent)]
+    sys.path[:0] = [str(FOLDER.parent / "src"), as_installed(FOLDER.parent)]
 
 
 def main() -> int:

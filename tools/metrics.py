@@ -18,12 +18,20 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ROOT / "tools" / "vocabulary"
 PAGES = ("docs", "README.md", "CONTRIBUTING.md", "examples")
+SCRIPTS = ("benchmarks", "deploy", "docs", "examples")
+TEXTS = {
+    "deploy": ("json", "md", "toml", "yaml"),
+    "docs": ("html", "js", "toml", "yaml"),
+    "examples": ("html", "js", "toml", "yaml"),
+    "src": ("html", "js", "toml", "yaml"),
+}
+"""Endings of other files, by folder, whose text has no banned phrase."""
 LIMITS = {
     "foreign_word_share": 0.07,
     "banned_identifiers": 0,
@@ -82,14 +90,16 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.attr, node.lineno
 
 
-def vocabulary(paths: list[Path], pages: list[Path]) -> dict[str, collections.Counter[str]]:
-    """Count words, foreign words, banned identifiers and banned phrases."""
+def vocabulary(
+    paths: list[Path], pages: list[Path], scripts: Sequence[Path] = ()
+) -> dict[str, collections.Counter[str]]:
+    """Count words and foreign words of modules, and banned identifiers and phrases of modules, scripts and pages."""
     known, (names, prose) = known_words(), banned()
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for path in paths:
+    for path in [*paths, *scripts]:
         text = path.read_text("utf-8")
         for name, line in [(path.stem, 1), *bound_names(ast.parse(text))]:
-            for word in words(name):
+            for word in words(name) if path not in scripts else ():
                 found["words"][word] += 1
                 if word not in known and word.removesuffix("s") not in known:
                     found["foreign"][word] += 1
@@ -199,7 +209,9 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
     pages = [
         p for name in PAGES for p in ([ROOT / name] if name.endswith(".md") else sorted((ROOT / name).rglob("*.md")))
     ]
-    found = vocabulary(paths, pages)
+    pages += [p for name, endings in TEXTS.items() for end in endings for p in sorted((ROOT / name).rglob(f"*.{end}"))]
+    scripts = [p for name in SCRIPTS for p in sorted((ROOT / name).rglob("*.py"))]
+    found = vocabulary(paths, [p for p in pages if not p.name.endswith(".min.js")], scripts)
     graph = imports(paths, src, at_load=False)
     importers = collections.Counter(target for targets in graph.values() for target in targets)
     comments = sum(line.lstrip().startswith("#") for p in paths for line in p.read_text("utf-8").splitlines())

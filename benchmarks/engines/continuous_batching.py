@@ -150,26 +150,26 @@ class Engine:
         prompts = [[self.random.randrange(self.vocab // 8, self.vocab) for _ in range(length)] for length in prompt]
         self.steps.rows, self.steps.done, self.steps.prompts = [], {}, dict(zip(names, prompt, strict=True))
         words = accepted(self.manager.add_request, record_timestamps=True, eos_token_id=-1)
-        rows, sent_s, sent, ended, start_s = [None] * n, [0.0] * n, 0, 0, now()
+        rows, sent_s, sent, finished, start_s = [None] * n, [0.0] * n, 0, 0, now()
         deadline_s = [start_s + s for s in desired["arrival_s"]]
-        while ended < n:
-            while sent < n and sent - ended < most and now() >= deadline_s[sent]:
+        while finished < n:
+            while sent < n and sent - finished < most and now() >= deadline_s[sent]:
                 sent_s[sent] = now() - start_s
                 name = f"{self.runs}:{sent}"
                 self.manager.add_request(prompts[sent], request_id=name, max_new_tokens=output[sent], **words)
                 sent += 1
-            waits = sent < n and sent - ended < most
+            waits = sent < n and sent - finished < most
             result = self.manager.get_result(timeout=max(0.0, deadline_s[sent] - now()) if waits else WAIT_S)
             if result is None:
                 if not self.manager.is_running():
-                    sys.exit(f"the engine's loop ended: {self.manager.background_thread_status.fatal_error}")
+                    sys.exit(f"the engine's loop exited: {self.manager.background_thread_status.fatal_error}")
             elif result.is_finished() and result.request_id in names:
                 rows[names[result.request_id]] = {
                     "output_tokens": len(result.generated_tokens),
                     "token_s": [s - start_s for s in (result.timestamps or [])],
                     "error": result.error,
                 }
-                ended += 1
+                finished += 1
         return {
             "requests": rows,
             "sent_s": sent_s,
