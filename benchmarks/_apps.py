@@ -395,7 +395,7 @@ class Instant:
 
 
 class InstantLauncher(SimulatedLauncher):
-    """Starts such engines at once, so that only the runner takes time."""
+    """Starts engines without delay, so that only the runner takes time."""
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:  # noqa: ARG002
         self.starts += 1

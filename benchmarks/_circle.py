@@ -161,7 +161,7 @@ class Turn:
             self.workloads[load] = self.lengths.arriving(tokens_s, window_s, 10 + at, load, least=self.least)
         need_s = self.duration_s.get(load, float(self.workloads[load].arrival_s[-1]))
         if need_s > self.left_s():
-            raise TimeoutError(f"{name} left out: {need_s:.0f} s are needed, {self.left_s():.0f} s are left")
+            raise TimeoutError(f"{name} omitted: {need_s:.0f} s are needed, {self.left_s():.0f} s are left")
         started_s = time.monotonic()
         measured = self.bench(self.workloads[load])
         self.duration_s[load] = time.monotonic() - started_s
@@ -195,7 +195,7 @@ def quantiles(records: Records) -> dict[str, float]:
 
 
 def simulated(deployment: Deployment, run: Run) -> Records:
-    """Simulate the run's requests on the deployment, with the lengths they really had."""
+    """Simulate the run's requests on the deployment, with their measured lengths."""
     workload, r = run.measured.workload, run.measured.records.requests
     arrival_s = np.zeros(len(workload)) if workload.concurrency else r.arrival_s - np.nanmin(r.arrival_s)
     lengths = {"prompt_tokens": r.prompt_tokens, "output_tokens": np.maximum(1, r.output_tokens)}

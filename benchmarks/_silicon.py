@@ -641,7 +641,7 @@ def _engine(
 
 
 def _with_tables(points: Iterable[Point]) -> list[Point]:
-    """Return those whose kernels were measured: Llama-3.1-70B in vLLM."""
+    """Return the points with measured kernels: Llama-3.1-70B in vLLM."""
     return [p for p in points if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
 
 

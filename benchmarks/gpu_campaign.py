@@ -5,7 +5,7 @@
 
 It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
 in another: --engine-python), lengthwise installed or this checkout, and no network. The engine is transformers'
-continuous batching. Every file is written as soon as possible; repeats that the budget has no time for are left out. A
+continuous batching. Every file is written as soon as possible; repeats beyond the budget are omitted. A
 GPU with less memory gets a Llama of one billion.
 """
 
@@ -123,7 +123,7 @@ def as_installed(checkout: Path) -> str:
 
 
 class UnfitError(Exception):
-    """This machine lacks something for the campaign."""
+    """The machine does not meet a requirement of the campaign."""
 
 
 def cuda() -> Any:

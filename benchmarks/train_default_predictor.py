@@ -1,4 +1,4 @@
-"""Trains the shipped predictor, byte for byte: python benchmarks/train_default_predictor.py SHARED [--check].
+"""Train the shipped predictor, byte for byte: python benchmarks/train_default_predictor.py SHARED [--check].
 
 SHARED is the folder of recorded data. ``--check`` compares with the shipped file instead of writing it. The
 bytes follow from the data, scikit-learn's and numpy's versions, which the file names.

@@ -39,13 +39,13 @@ WAIT_S = 60.0
 
 
 def accepted(function, **words):
-    """Those of the arguments that this version takes."""
+    """Return the arguments that this version accepts."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in words.items() if name in known}
 
 
 def made_model(given):
-    """The model on its device, and the attention it took: names of it changed between versions."""
+    """Return the model on its device, and its attention, whose names differ between versions."""
     dtype, path = getattr(torch, given.dtype), Path(given.config)
     errors = []
     for attention in given.attention.split(","):
@@ -69,7 +69,7 @@ def made_model(given):
 
 
 def settings(given):
-    """What the manager is made with: greedy, no end of sequence, no cleverness that a step's cost would hide."""
+    """Return the manager's settings: greedy, no end of sequence, no optimization that hides the cost of a step."""
     sizes = {"num_blocks": given.blocks, "page_size": given.block_size, "block_size": given.block_size}
     sizes |= {"max_batch_tokens": given.batch_tokens, "max_requests_per_batch": given.seqs}
     off = ("use_async_batching", "auto_switch_to_flash", "use_cuda_graph", "allow_block_sharing")
@@ -83,7 +83,7 @@ def settings(given):
 
 
 def end_with_parent():
-    """Ends this process soon after the one that started it, whatever it is doing."""
+    """End this process soon after its parent, in any state."""
     parent = os.getppid()
 
     def watch():
@@ -95,7 +95,7 @@ def end_with_parent():
 
 
 class Steps:
-    """A row a step, taken by wrapping two methods of the engine's loop."""
+    """A row per step, recorded by wrapping two methods of the engine's loop."""
 
     def __init__(self):
         self.rows, self.done, self.prompts, self.current = [], {}, {}, None
@@ -131,7 +131,7 @@ class Steps:
 
 
 class Engine:
-    """Feeds requests at their times and gathers when their tokens came."""
+    """Sends requests at their times and records the times of their tokens."""
 
     def __init__(self, given):
         self.steps = Steps()
@@ -142,7 +142,7 @@ class Engine:
         self.manager.start()
 
     def run(self, desired):
-        """What happened to the requests of a run, and its steps; times count from its first moment."""
+        """Return records of the requests and steps of a run; times count from its start."""
         self.runs += 1
         prompt, output = desired["prompt_tokens"], desired["output_tokens"]
         n, most = len(prompt), desired.get("concurrency") or len(prompt)
