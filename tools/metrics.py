@@ -23,15 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ROOT / "tools" / "vocabulary"
-PAGES = ("docs", "README.md", "CONTRIBUTING.md", "examples")
+PAGES = ("CONTRIBUTING.md", "README.md", "deploy", "docs", "examples", "src")
+ENDINGS = {".html", ".js", ".json", ".md", ".toml", ".yaml"}
 SCRIPTS = ("benchmarks", "deploy", "docs", "examples")
-TEXTS = {
-    "deploy": ("json", "md", "toml", "yaml"),
-    "docs": ("html", "js", "toml", "yaml"),
-    "examples": ("html", "js", "toml", "yaml"),
-    "src": ("html", "js", "toml", "yaml"),
-}
-"""Endings of other files, by folder, whose text has no banned phrase."""
 LIMITS = {
     "foreign_word_share": 0.07,
     "banned_identifiers": 0,
@@ -206,12 +200,10 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
     """Return every metric, and what the vocabulary check found."""
     src = ROOT / "src"
     paths = sorted(src.rglob("*.py"))
-    pages = [
-        p for name in PAGES for p in ([ROOT / name] if name.endswith(".md") else sorted((ROOT / name).rglob("*.md")))
-    ]
-    pages += [p for name, endings in TEXTS.items() for end in endings for p in sorted((ROOT / name).rglob(f"*.{end}"))]
-    scripts = [p for name in SCRIPTS for p in sorted((ROOT / name).rglob("*.py"))]
-    found = vocabulary(paths, [p for p in pages if not p.name.endswith(".min.js")], scripts)
+    files = (path for name in PAGES for path in (ROOT / name, *sorted((ROOT / name).rglob("*"))))
+    pages = [path for path in files if path.suffix in ENDINGS and not path.name.endswith(".min.js")]
+    scripts = [path for name in SCRIPTS for path in sorted((ROOT / name).rglob("*.py"))]
+    found = vocabulary(paths, pages, scripts)
     graph = imports(paths, src, at_load=False)
     importers = collections.Counter(target for targets in graph.values() for target in targets)
     comments = sum(line.lstrip().startswith("#") for p in paths for line in p.read_text("utf-8").splitlines())

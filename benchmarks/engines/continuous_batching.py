@@ -1,12 +1,12 @@
 # ruff: noqa: SLF001
-"""transformers' continuous batching as an engine: runs in on stdin, what happened out to files.
+"""transformers' continuous batching as an engine: reads runs from stdin, writes their records to files.
 
     python continuous_batching.py CONFIG [FLAGS]
 
 CONFIG is a model's folder, or a config.json, of which a model of random weights is made on the device. A run is a line
-of JSON: {"out": file, "arrival_s", "prompt_tokens", "output_tokens": [...], "concurrency": null or how many at a time};
-its file gets a JSON object, then stdout the line "done". The first line is "ready" and the engine's facts. Only torch
-and transformers are needed.
+of JSON: {"out": file, "arrival_s", "prompt_tokens", "output_tokens": [...], "concurrency": null or a number}; its file
+gets a JSON object, then stdout the line "done". The first line is "ready" and the engine's metadata. Only torch and
+transformers are needed.
 """
 
 import argparse

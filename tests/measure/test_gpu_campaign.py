@@ -111,7 +111,7 @@ def test_repeats_that_the_time_does_not_allow_are_left_out_and_said(monkeypatch)
     assert names[:3] == ["s-static-0", "s-half-0", "s-high-0"]
     assert len(names) < 6
     assert served.now < 70.0 + 3
-    assert any("s-high-1 left out" in line and "s are left" in line for line in said)
+    assert any("s-high-1 omitted" in line and "s are left" in line for line in said)
 
 
 def test_first_runs_share_the_time_that_there_is(monkeypatch):

@@ -156,7 +156,7 @@ const sections = (() => {
     const rows = s.policies, had = rows.find((row) => row.kind === "had");
     $("policies-section").hidden = !rows.length;
     $("policies-note").textContent = (had ? `The last ${many(had.count, "request")} that arrived before every unfinished request, ` +
-      `until ${seconds(s.regret.until_ago_s)} ago: as served in mode ${had.name}, and as a FCFS queue of the same speed would have served them. ` : "") +
+      `until ${seconds(s.regret.until_ago_s)} ago: as served in mode ${had.name}, and as an FCFS queue of the same speed would have served them. ` : "") +
       "Below each number: its 95 % interval. JCT: from arrival to the last token. Queue: time in the gateway's queue; time in an engine's queue counts in the JCT only.";
     const groups = [["", 1], ["JCT", 4], ["queue", 4], ["change against FCFS", 2]].map(([text, span]) => {
       const cell = make("th", "group", text);
