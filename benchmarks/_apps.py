@@ -1,7 +1,7 @@
 """SamuLLM's studies: gains over its methods, search time, distances to optima, the runner's cost, and real engines.
 
 Counts and limits are the paper's; lengths are drawn from distributions that match the facts in it. ``live`` profiles,
-plans and runs three small models on this machine's CPU by the CLI: each question goes to one of them, which answers
+plans and runs three small models on this machine's CPU by the CLI: each question has one of them, which answers
 until it happens to generate a letter. What is saved in LENGTHWISE_APPS_LIVE (a folder) is not measured again.
 """
 
@@ -48,7 +48,7 @@ RESULTS = Path(__file__).parent / "results" / "apps.json"
 # Applications
 @dataclass(frozen=True)
 class Lengths:
-    """Whole numbers from ``low`` to ``high`` with a mean: a scaled Beta distribution, wider for a smaller spread."""
+    """Return integers from ``low`` to ``high`` with a mean: a scaled Beta distribution, wider for a smaller spread."""
 
     low: float
     mean: float
@@ -136,7 +136,7 @@ def ensembling(requests: int, limit: int, *, seed: int = 0) -> World:
 
 
 def routing(*, known: bool, seed: int = 0) -> World:
-    """Return an application in which each request goes to one of five models (section 5.2)."""
+    """Return an application in which each request has one of five models (section 5.2)."""
     rng, count = np.random.default_rng((seed, 2)), sum(ROUTED.values())
     models = tuple(Served(name, name) for name in ROUTED)
     model = np.repeat(np.arange(len(ROUTED)), list(ROUTED.values()))
@@ -395,7 +395,7 @@ class Instant:
 
 
 class InstantLauncher(SimulatedLauncher):
-    """Starts such engines at once, so that only the runner takes time."""
+    """Starts engines without delay, so that only the runner takes time."""
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:  # noqa: ARG002
         self.starts += 1

@@ -79,10 +79,10 @@ def interval(
     run: Callable[[Deployment], list[float]], deployment: Deployment
 ) -> tuple[list[float], list[float], list[float]]:
     """Return (predicted, low, high) of each number, as ``metrics.with_model_error`` computes them."""
-    said = np.array(run(deployment))
+    predicted = np.array(run(deployment))
     runs = np.array([run(replace(deployment, cost=cost)) for cost in perturbed(deployment.cost)])
     low, high = np.quantile(runs, [_TAIL, 1 - _TAIL], axis=0, method="hazen")
-    return said.tolist(), np.minimum(low, said).tolist(), np.maximum(high, said).tolist()
+    return predicted.tolist(), np.minimum(low, predicted).tolist(), np.maximum(high, predicted).tolist()
 
 
 def coverage(found: Sequence[Bracket]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ METRICS = {
 HOLDOUT = 0.3  # share of the requests that a calibration holds out where no run is
 BLOCK, WARM_UP = 32, 32
 GENERATIONS = 8
-"""Requests of the capacity run per seat: in simulation 3 give a fifth more than a long run has, 8 a twentieth."""
+"""Capacity run: requests by max_num_seqs. In simulation, 3 give a fifth more than a long run has, 8 a twentieth."""
 _LENGTH_DRAWS = 10_000
 _ARRIVALS_SHARE = 0.7
 """Of the time for a run, the part in which its requests arrive; in the rest the last of them finish."""
@@ -110,14 +110,14 @@ class Lengths:
 def capacity_tokens_s(measured: Measured) -> float:
     """Return output tokens per second while requests wait: from the first that finishes to the last that starts.
 
-    Requests must come all at once, many times as many as there are seats; raises ValueError if none waited. A window of
-    finished requests has the short ones: it gave up to 44 % more.
+    Requests must arrive at once, many times max_num_seqs of them; raises ValueError if none waited. A window of
+    finished requests contains the short ones, which gave up to 44 % more.
     """
     r, tokens = measured.records.requests, measured.tokens
     assert tokens is not None, "the engine records token times"
     low_s, high_s = float(np.nanmin(r.finished_s)), float(np.nanmax(r.first_token_s))
     if high_s <= low_s:
-        raise ValueError("all requests had begun before one had finished: there must be more than seats")
+        raise ValueError("all requests started before one finished: there must be more than max_num_seqs")
     within = (tokens.at_s > low_s) & (tokens.at_s <= high_s)
     return float(tokens.tokens[within].sum() / (high_s - low_s))
 
@@ -127,7 +127,7 @@ class Turn:
     """One setting's engine and the requests of each load, the same at every repeat.
 
     ``static_s`` is about the duration of the load of all requests at once, ``seconds`` that of arrivals under the
-    others, of at least ``least`` requests; ``named`` receives each run that has ended, ``left_s`` is left to measure.
+    others, of at least ``least`` requests; ``named`` receives each finished run, ``left_s`` is the time left.
     """
 
     setting: Setting
@@ -161,7 +161,7 @@ class Turn:
             self.workloads[load] = self.lengths.arriving(tokens_s, window_s, 10 + at, load, least=self.least)
         need_s = self.duration_s.get(load, float(self.workloads[load].arrival_s[-1]))
         if need_s > self.left_s():
-            raise TimeoutError(f"{name} left out: {need_s:.0f} s are needed, {self.left_s():.0f} s are left")
+            raise TimeoutError(f"{name} omitted: {need_s:.0f} s are needed, {self.left_s():.0f} s are left")
         started_s = time.monotonic()
         measured = self.bench(self.workloads[load])
         self.duration_s[load] = time.monotonic() - started_s
@@ -171,18 +171,18 @@ class Turn:
         return run
 
 
-def in_turns(turns: Sequence[Turn], repeats: int, say: Callable[[str], None]) -> None:
-    """Measure every load of every setting in turns: a machine that changes its speed changes it for all of them."""
+def in_turns(turns: Sequence[Turn], repeats: int, report: Callable[[str], None]) -> None:
+    """Measure every load of every setting in turns, so that a change of the machine's speed affects all of them."""
     for turn in turns:
         turn.warm()
     for repeat, load, turn in itertools.product(range(repeats), LOADS, turns):
         try:
             run = turn.run(load, repeat)
         except TimeoutError as error:
-            say(str(error))
+            report(str(error))
             continue
         found = ", ".join(f"{name} {1000 * s:.1f} ms" for name, s in quantiles(run.measured.records).items())
-        say(f"{run.name}: {len(run.measured.workload)} requests, {found}")
+        report(f"{run.name}: {len(run.measured.workload)} requests, {found}")
 
 
 def quantiles(records: Records) -> dict[str, float]:
@@ -195,7 +195,7 @@ def quantiles(records: Records) -> dict[str, float]:
 
 
 def simulated(deployment: Deployment, run: Run) -> Records:
-    """Simulate the run's requests on the deployment, with the lengths they really had."""
+    """Simulate the run's requests on the deployment, with their measured lengths."""
     workload, r = run.measured.workload, run.measured.records.requests
     arrival_s = np.zeros(len(workload)) if workload.concurrency else r.arrival_s - np.nanmin(r.arrival_s)
     lengths = {"prompt_tokens": r.prompt_tokens, "output_tokens": np.maximum(1, r.output_tokens)}
@@ -213,8 +213,8 @@ def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> d
     priced = replace(deployment, cost=tables)
     found = {}
     for run in runs:
-        ours, real = quantiles(simulated(priced, run)), quantiles(run.measured.records)
-        found[run.name] = {metric: ours[metric] / real[metric] - 1 for metric in METRICS}
+        predicted, real = quantiles(simulated(priced, run)), quantiles(run.measured.records)
+        found[run.name] = {metric: predicted[metric] / real[metric] - 1 for metric in METRICS}
     return found
 
 
@@ -288,18 +288,18 @@ def device_of(device: str, dtype: str) -> GpuSpec:
 
 
 def machine_of(gpu: GpuSpec, dtype: str) -> dict[str, Any]:
-    """Return the facts of the machine and the peaks of the device."""
+    """Return the metadata of the machine and the peaks of the device."""
     peaks = {f"{dtype}_gflops": gpu.peak_flops.get(dtype, math.nan), "copy_gb_per_s": gpu.bandwidth_bytes_per_s}
     return {**_harness.machine(), "device": gpu.name} | {name: round(peak / 1e9, 1) for name, peak in peaks.items()}
 
 
 def facts_of(deployment: Deployment) -> dict[str, Any]:
-    """Return the facts of the measured deployment for records, as ``lengthwise bench`` with a scenario records them."""
+    """Return metadata of the measured deployment for records, as ``lengthwise bench`` with a scenario records them."""
     model, parallel, limits = deployment.model, deployment.parallel, deployment.limits
-    facts = {"model": model.name, "model_shape": shape_facts(model), "gpu": deployment.gpu.name}
-    facts |= {name: getattr(parallel, name) for name in ("gpus", "tp", "pp", "replicas")}
-    facts |= {name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-    return facts | {"max_model_len": deployment.max_model_len, "weight_dtype": limits.weight_dtype or model.dtype}
+    metadata = {"model": model.name, "model_shape": shape_facts(model), "gpu": deployment.gpu.name}
+    metadata |= {name: getattr(parallel, name) for name in ("gpus", "tp", "pp", "replicas")}
+    metadata |= {name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return metadata | {"max_model_len": deployment.max_model_len, "weight_dtype": limits.weight_dtype or model.dtype}
 
 
 COUNTED = tuple(name for name in METRICS if name != "normalized_latency_p50")
@@ -353,8 +353,8 @@ def by_load(errors: Mapping[str, float], held_out: Sequence[Run], metric: str) -
     found = {}
     for load, runs in _harness.grouped(held_out, attrgetter("of_load")).items():
         real = {run.name: quantiles(run.measured.records)[metric] for run in runs}
-        ours = statistics.median((1 + errors[name]) * measured for name, measured in real.items())
-        found[load] = ours / statistics.median(real.values()) - 1
+        predicted = statistics.median((1 + errors[name]) * measured for name, measured in real.items())
+        found[load] = predicted / statistics.median(real.values()) - 1
     return found
 
 
@@ -423,8 +423,8 @@ def intervals_of(
 ) -> dict[str, Interval]:
     """Return by metric the prediction of a run, with intervals by the tables' errors and by other requests."""
     records = simulated(deployment, run)
-    said, measured = quantiles(records), quantiles(run.measured.records)
-    off = [quantiles(simulated(one, run)) for one in perturbed_deployments(deployment, draws)] or [said]
+    predicted, measured = quantiles(records), quantiles(run.measured.records)
+    off = [quantiles(simulated(one, run)) for one in perturbed_deployments(deployment, draws)] or [predicted]
 
     def reach(values: Any, center: float) -> tuple[float, float]:
         low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], method="hazen")
@@ -432,12 +432,12 @@ def intervals_of(
 
     found = {}
     for metric in COUNTED:
-        reaches = [reach([of[metric] for of in off], said[metric])]
+        reaches = [reach([of[metric] for of in off], predicted[metric])]
         if sampling:
             column, q, _ = METRICS[metric]
             known = finished_seconds(records, column)
-            reaches.append(reach(of_run(known, known, q, seed=0)[1], said[metric]))
+            reaches.append(reach(of_run(known, known, q, seed=0)[1], predicted[metric]))
         low, high = (math.hypot(*side) for side in zip(*reaches, strict=True))
-        ends = said[metric] * math.exp(-low), said[metric] * math.exp(high)
-        found[metric] = Interval(measured[metric], said[metric], *ends)
+        ends = predicted[metric] * math.exp(-low), predicted[metric] * math.exp(high)
+        found[metric] = Interval(measured[metric], predicted[metric], *ends)
     return found

@@ -1,7 +1,7 @@
 """transformers' continuous batching as a real engine: a process that receives runs, and its answers as Measured.
 
 Its scheduler "fifo" forms vLLM v1's steps. Its attention masks every query of a step against the cache of the complete
-batch, so that a prompt beside many decodes pays for all of their tokens: a calibration finds that (``masked_s`` of the
+batch, so that a prompt with many decodes pays for all of their tokens: a calibration finds that (``masked_s`` of the
 cost tables), a profile of operators, which measures sequences alone, does not contain it.
 """
 
@@ -45,7 +45,7 @@ class Engine:
         columns = {name: getattr(workload, name).tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")}
         job = {"out": str(out), "concurrency": workload.concurrency} | columns
         assert self.process.stdin
-        with contextlib.suppress(OSError):  # it has ended: ``expect`` raises with its last words
+        with contextlib.suppress(OSError):  # it has exited: ``expect`` raises with its last output
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
         self.expect("done", limit_s)
@@ -59,14 +59,14 @@ class Engine:
                 line = self.lines.get(timeout=max(0.0, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
             except queue.Empty:
                 self.process.kill()
-                message = f"the engine did not say {word.strip()!r} within {limit_s:.0f} s"
-                raise EngineError(message + self._last_words()) from None
+                message = f"the engine did not print {word.strip()!r} within {limit_s:.0f} s"
+                raise EngineError(message + self._last_output()) from None
             if line is None:
-                raise EngineError(f"the engine ended with status {self.killed()}{self._last_words()}")
+                raise EngineError(f"the engine exited with status {self.killed()}{self._last_output()}")
             if line.startswith(word):
                 return line[len(word) :]
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         text = (self.folder / "engine.log").read_text(errors="replace")[-3000:].strip()
         return f":\n{text}" if text else ""
 
@@ -142,6 +142,6 @@ def measured(report: Mapping[str, Any], workload: Workload, metadata: Mapping[st
     sums |= {"attention_pairs": column["pairs"].sum(), "busy_s": (column["end_s"] - column["start_s"]).sum()}
     totals = replace(records.totals, **{name: np.array([total]) for name, total in sums.items()})
     late_s = 0.0 if closed else float(np.max(sent_s - workload.arrival_s))
-    errors, facts = Counter(failed), {**metadata, "latest_send_s": late_s}
+    errors, run_metadata = Counter(failed), {**metadata, "latest_send_s": late_s}
     records = replace(records, steps=own, totals=totals)
-    return Measured(records, workload, BENCH, facts, errors=dict(errors), tokens=tokens)
+    return Measured(records, workload, BENCH, run_metadata, errors=dict(errors), tokens=tokens)

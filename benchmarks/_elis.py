@@ -41,7 +41,7 @@ MODELS = {  # name in the paper: (catalog, whose outputs)
 LOADS, BATCHES = (1.0, 3.0, 5.0), (1, 2, 4)
 PROMPTS, SHUFFLES, SHAPE = 200, 3, 0.73
 GPU = "A100-80GB"
-RETAINED, SEATS = "ours (seats kept)", "ours (seats change hands)"
+RETAINED, PREEMPTIVE = "ours (seats kept)", "ours (seats change hands)"
 IMPROVEMENT = "worth(factor=1)"
 OTHERS = {"ELIS ISRTF": "elis", "SRTF": "srtf", "Gittins": "gittins", "HRRN": "hrrn"}
 HEADLINE = "blend"
@@ -142,8 +142,8 @@ def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ..
         return replace(policy.scheduler(name), max_wait_s=math.inf)
 
     made = [Contestant(name, unbounded(named)) for name, named in OTHERS.items() if others]
-    ours = {RETAINED: unbounded("sjf"), SEATS: replace(unbounded("isrtf"), preemption=IMPROVEMENT)}
-    for name, scheduler in ours.items():
+    own = {RETAINED: unbounded("sjf"), PREEMPTIVE: replace(unbounded("isrtf"), preemption=IMPROVEMENT)}
+    for name, scheduler in own.items():
         made.append(Contestant(name, scheduler))
         made += [Contestant(f"{name}, wait {w:g}", scheduler, longest_wait=w) for w in waits]
         ages = AGES if others else ()
@@ -152,7 +152,7 @@ def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ..
 
 
 def tables(shared: Path, shuffles: int, *, tuning: bool, quick: bool) -> Tables:
-    """Return a laboratory per model: every policy with every predictor; for tuning ours alone, on other prompts."""
+    """Return a laboratory per model: every policy and predictor; for tuning only own policies, on other prompts."""
     engine.warm_up()
     made = {}
     for model in list(MODELS)[: 2 if quick else None]:
@@ -214,7 +214,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
             "within 5 % of the oracle's P99": of(near[name], name),
             "within 15 % of FCFS' P99": of(fair[name], name),
             "seats kept, no bound": of(RETAINED, name),
-            "seats change hands, no bound": of(SEATS, name),
+            "seats change hands, no bound": of(PREEMPTIVE, name),
             "ELIS ISRTF": of("ELIS ISRTF", name),
         }
         for name in names
@@ -247,8 +247,8 @@ def figure6(evaluated: Tables) -> dict[str, float]:
     made = {}
     for batch, load in itertools.product(BATCHES, LOADS):
         cells = [c for t in evaluated.values() for c in t.at(batch, load)]
-        mine = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
-        made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(mine)):.3g}")
+        ratios = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
+        made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(ratios)):.3g}")
     return made
 
 
@@ -294,15 +294,15 @@ class Blend:
 
     def fit(self, samples: Samples) -> Self:
         """Learn the scale of every prediction; only the prompts of the samples count."""
-        said = self._predictions(samples.prompts)
-        self.mean_, self.sd_ = said.mean(axis=1, keepdims=True), said.std(axis=1, keepdims=True)
+        predictions = self._predictions(samples.prompts)
+        self.mean_, self.sd_ = predictions.mean(axis=1, keepdims=True), predictions.std(axis=1, keepdims=True)
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: Any = 0) -> LengthDistribution:
         """Return distributions of total lengths above ``tokens_so_far``."""
         so_far = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
         count, standard = len(self.lexical), (self._predictions(prompts) - self.mean_) / self.sd_
-        # on the lexical predictors' scale: the difference of the mean of all from theirs
+        # on the lexical predictors' scale: the difference of the mean of all from their mean
         added = (standard.mean(axis=0) - standard[:count].mean(axis=0)) * self.sd_[:count].mean()
         logs = []
         for one in self.lexical:

@@ -155,7 +155,7 @@ def _engine(
     with _vllm.served(d, circle.model, log, *words) as engine:
         if controls is not None and "restricts this engine to" not in log.read_text():
             raise RuntimeError(f"the engine does not use the schedule: {log.read_text()[-2000:]}")
-        circle.say(f"vLLM {name} ready after {engine.ready_after_s:.0f} s")
+        circle.report(f"vLLM {name} ready after {engine.ready_after_s:.0f} s")
         yield engine.url, engine.process.pid
 
 
@@ -166,10 +166,10 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
     """
     where = (url, circle.model.name, circle.work / "vllm-stock.log", group, circle.out)
     watched = _vllm.Watched(*where, scrape=True, deployment=_circle.facts_of(d))
-    _circle.in_turns([circle.turn(SETTING, watched.bench, watched.named)], circle.plan.repeats, circle.say)
+    _circle.in_turns([circle.turn(SETTING, watched.bench, watched.named)], circle.plan.repeats, circle.report)
     split = circle.split(circle.runs, SETTING)
     found = split.calibrated()
-    circle.say(f"calibrated on {len(split.learnt)} runs: {'; '.join(found.notes)}")
+    circle.report(f"calibrated on {len(split.learnt)} runs: {'; '.join(found.notes)}")
     return found.tables, {"calibration": [asdict(one) for one in found.parameters]}
 
 

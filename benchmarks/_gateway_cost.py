@@ -1,6 +1,6 @@
 """Cost of the gateway and its peers with a backend that answers at once, time of a complete reorder, and scaling.
 
-The gateway and its peers are each started on one core as their manuals say.
+The gateway and its peers are each started on one core, according to their manuals.
 """
 
 import asyncio

@@ -11,9 +11,9 @@ Repeat = tuple[Floats, Floats]
 """[draws] seconds of one run, measured and simulated."""
 
 DRAWS, DRAWS_OF_A_RUN, BLOCKS = 4000, 400, 12
-"""Draws of repeats, draws within a run, and the number of blocks of neighbouring requests that a run is cut into."""
+"""Draws of repeats, draws within a run, and the number of blocks of neighbouring requests of a run."""
 GROUP_DRAWS, MIN_GROUPS = 10_000, 5
-"""Fewer groups have no interval: draws of two or three of them say next to nothing."""
+"""Fewer groups have no interval: draws of two or three of them have little information."""
 SUMMARY_DRAWS = 500
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95)
 

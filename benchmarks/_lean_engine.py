@@ -74,7 +74,7 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 
 class LeanProtocol(asyncio.Protocol):
-    """One connection, whose requests (with a Content-Length) are answered one after another."""
+    """One connection, whose requests (with a Content-Length) are answered in sequence."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport, self._loop, self._data = transport, asyncio.get_running_loop(), b""

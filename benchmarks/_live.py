@@ -44,7 +44,7 @@ from lengthwise.schema.specs import GpuSpec
 
 WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
 FIFO = Setting("fifo", 32, 512)
-"""Of transformers: decodes first, then prompts in order of arrival, cut to the step's tokens, as vLLM v1 does."""
+"""Of transformers: decodes first, then prompts in order of arrival, limited to the step's tokens, as vLLM v1 does."""
 SECTIONS = ("vllm", "transformers")
 
 
@@ -144,7 +144,7 @@ class Circle:
         path.write_text(strict_json({"gpu": asdict(self.gpu), "machine": self.machine} | self.measured_by))
         self.profile = self._profiled()
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line with the seconds since the start, and add it to progress.log."""
         line = f"{time.monotonic() - self.start:6.1f} s  {text}"
         print(line, file=sys.stderr, flush=True)
@@ -177,9 +177,9 @@ class Circle:
         except Exception:
             if cpu:
                 raise
-            self.say(f"no profile, the roofline replaces it: {traceback.format_exc()}")
+            self.report(f"no profile, the roofline replaces it: {traceback.format_exc()}")
             return None
-        finally:  # frees the memory of the profile before the engine, another process, allocates its own
+        finally:  # frees the memory of the profile; the engine, another process, allocates its own
             gc.collect()
             if not cpu:
                 import torch
@@ -187,7 +187,7 @@ class Circle:
                 with contextlib.suppress(RuntimeError):  # a GPU that broke for this process alone
                     torch.cuda.empty_cache()
         write_profile(found.profile, self.out / "profile.parquet")
-        self.say("; ".join((f"profile of {len(found.profile)} points", *found.profile.metadata.notes)))
+        self.report("; ".join((f"profile of {len(found.profile)} points", *found.profile.metadata.notes)))
         return found.profile
 
     def tables(self, d: Deployment) -> CostTables:
@@ -207,11 +207,11 @@ class Circle:
                 for setting in self.plan.settings:
                     d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
                     engine = engines.enter_context(_vllm.served(d, self.model, log))
-                    self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
+                    self.report(f"vLLM ready after {engine.ready_after_s:.0f} s")
                     where = (engine.url, self.model.name, log, engine.process.pid, self.out)
                     watched = _vllm.Watched(*where, deployment=_circle.facts_of(d))
                     turns.append(self.turn(setting, watched.bench, watched.named))
-                in_turns(turns, self.plan.repeats, self.say)
+                in_turns(turns, self.plan.repeats, self.report)
         return self._comparison("fidelity.live", self.plan.settings[0])
 
     def transformers(self, prefix: str = "fidelity.live_transformers") -> dict[str, Any]:
@@ -235,13 +235,13 @@ class Circle:
             self.runs = []
             try:
                 with _continuous.started(self.python, Path(self.config), flags, plan.left_s()) as engine:
-                    self.say(f"{engine.metadata['engine']} on {engine.metadata['device']}")
+                    self.report(f"{engine.metadata['engine']} on {engine.metadata['device']}")
                     compiling.join()
-                    in_turns([self.turn(plan.fifo, bench)], plan.repeats, self.say)
+                    in_turns([self.turn(plan.fifo, bench)], plan.repeats, self.report)
             except EngineError as error:
                 if self.device == "cpu":
                     raise
-                self.say(f"the engine ended early: {error}")
+                self.report(f"the engine exited early: {error}")
         return self._comparison(prefix, plan.fifo)
 
     def saved_runs(self, setting: Setting) -> list[Run]:
@@ -279,11 +279,11 @@ class Circle:
         runs, settings = self.runs, {s.name: s for s in (*self.plan.settings, self.plan.fifo)}
         split, started_s = self.split(runs, first), time.monotonic()
         if not split.learnt or not split.held_out:
-            self.say("there are too few runs to calibrate on some and to judge by others")
+            self.report("there are too few runs to calibrate and to evaluate")
             return {}
         calibration = split.calibrated()
         duration_s, tables = time.monotonic() - started_s, calibration.tables
-        self.say(f"calibrated on {len(split.learnt)} runs in {duration_s:.1f} s")
+        self.report(f"calibrated on {len(split.learnt)} runs in {duration_s:.1f} s")
         errors: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
         answers, priced = {}, {}
         for name in dict.fromkeys(run.setting for run in runs):

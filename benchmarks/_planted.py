@@ -69,7 +69,7 @@ def satisfied(found: Calibration) -> dict[str, tuple[bool, bool]]:
 
 
 def coverage_row(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[str, Any]:
-    """Return the row of ``satisfied`` of each run: determined parameters, and apart from them the others."""
+    """Return the row of ``satisfied`` of each run: determined parameters, and separately the others."""
     every = [(name, *of) for found in runs.values() for name, of in found.items()]
     hits = {name: [holds for one, known, holds in every if known and one == name] for name, known, _ in every if known}
     known, others = ([holds for _, determined, holds in every if determined == of] for of in (True, False))
@@ -97,7 +97,7 @@ Report = tuple[float, float, float]
 
 
 def counters(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return by parameter the mean error in log of the planted value with counters, other inputs beside it."""
+    """Return by parameter the mean error in log of the planted value with counters, and with other inputs."""
     from planted_counters import logged, scraped
     from planted_runs import LIMITS, MIN_COUNT, TRUTH, requests
     from planted_runs import NOISE as RUN_NOISE

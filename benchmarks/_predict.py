@@ -24,7 +24,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 
 FOLDS, MAX_WINDOWS = 5, 8000
-APART = (0, 50, 100, 200, 300, 400, 600)
+WINDOWS = (0, 50, 100, 200, 300, 400, 600)
 SCORES = ("tau", "tau_within", "coverage90", "pinball", "mae", "r2", "log_r2", "bias")
 WINDOW_REQUESTS = 1500
 """Requests that are followed window by window: every text so far costs the encoder milliseconds."""
@@ -44,9 +44,9 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     parts, model = learnt(text, quick)
     inside = evaluate(model, parts.test, draws=draws, clock=None)
     other = _texts.alpaca_eval(text)
-    apart = _texts.without(other, _texts.shipped(text).prompts.text)
+    unseen = _texts.without(other, _texts.shipped(text).prompts.text)
     batch_1, batch_32 = (
-        min(latency_ms(default(), apart.prompts, batch, time.thread_time) for _ in range(5)) for batch in (1, 32)
+        min(latency_ms(default(), unseen.prompts, batch, time.thread_time) for _ in range(5)) for batch in (1, 32)
     )
     sizes = {"samples": len(parts.train), "prompts": len(set(parts.train.prompts.text))}
     sizes |= {"near_duplicates": parts.near_duplicates, "held_out": [asdict(band) for band in model.held_out_]}
@@ -61,8 +61,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "predict.mathematics": {"by_set": mathematics(text)},
     }
     trained_on = "oasst" if quick else "wide"
-    for name, predictor, samples in ((trained_on, model, other), ("shipped", default(), apart)):
-        found = evaluate(predictor, samples, windows=APART, draws=draws, clock=None)
+    for name, predictor, samples in ((trained_on, model, other), ("shipped", default(), unseen)):
+        found = evaluate(predictor, samples, windows=WINDOWS, draws=draws, clock=None)
         scores = {score: number(found.scores[score]) for score in ("coverage90", "mae")}
         scores["tau_by_model"] = {model: round(of["tau"], 4) for model, of in found.by_model.items()}
         tau = number(found.scores["tau_within"])
@@ -93,7 +93,7 @@ def number(estimate: Estimate) -> dict[str, float]:
 
 
 def by_window(found: Evaluation) -> list[dict[str, Any]]:
-    """Return scores after so many tokens: of all requests (ended ones count as known), and of those running."""
+    """Return scores after so many tokens: of all requests (finished ones count as known), and of those running."""
     rows = []
     for w in found.windows:
         shares = {"r2_all": w.r2_all, "r2_running": w.r2.value, "tau_running": w.tau.value}
@@ -107,7 +107,7 @@ def by_window(found: Evaluation) -> list[dict[str, Any]]:
 def reached(text: Path) -> dict[str, float]:
     """Return R2 within a run on Open-Assistant's prompts, each predicted by a model that has not seen it.
 
-    Lengths and predictions are cut at the run's limit. R2 is about the run's mean, to which predictions are moved.
+    Lengths and predictions are capped at the run's limit. R2 is about the run's mean, to which predictions are moved.
     """
     samples = _texts.oasst(text)
     prompts, prompt = np.unique(list(samples.prompts.text), return_inverse=True)
@@ -118,8 +118,8 @@ def reached(text: Path) -> dict[str, float]:
     p, log_p = np.zeros(len(y)), np.zeros(len(y))
     for k in range(FOLDS):
         own, out = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
-        said = Lexical(max_windows=1).fit(samples.take(own)).predict(samples.prompts.take(out))
-        cut, steps = np.minimum(said.tokens, limit[out][:, None]), np.diff(said.levels)
+        predictions = Lexical(max_windows=1).fit(samples.take(own)).predict(samples.prompts.take(out))
+        cut, steps = np.minimum(predictions.tokens, limit[out][:, None]), np.diff(predictions.levels)
         p[out] = ((cut[:, 1:] + cut[:, :-1]) / 2) @ steps
         log_p[out] = ((np.log(cut[:, 1:]) + np.log(cut[:, :-1])) / 2) @ steps
 
@@ -150,7 +150,7 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
     def scores(found: dict[str, Evaluation]) -> dict[str, Any]:
         return {k: {name: number(of.scores[name]) for name in SCORES} for k, of in found.items()}
 
-    held_out, apart = evaluated(inside, 0 if quick else 60), evaluated(outside, 0)
+    held_out, unseen = evaluated(inside, 0 if quick else 60), evaluated(outside, 0)
     rows = np.random.default_rng(0).permutation(np.flatnonzero(~inside.censored))[: 400 if quick else WINDOW_REQUESTS]
     some = inside.take(np.sort(rows))
     windows = {k: by_window(evaluate(members[k], some, draws=30, clock=None)) for k in ("encoder", "lexical")}
@@ -160,7 +160,7 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
         "predict.tau": {**number(held_out[best].scores["tau"]), "by": best, "learnt": metadata},
         "predict.coverage90": {**number(held_out[best].scores["coverage90"]), "by": best},
         "predict.in_distribution": scores(held_out),
-        "predict.apart": scores(apart),
+        "predict.apart": scores(unseen),
         "predict.r2_by_window": {"value": windows["encoder"][-1]["r2_all"], "windows": windows},
         "predict.encoder_ms": encoder_latency(sentences, outside.prompts),
     }

@@ -78,19 +78,19 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     for name in LATENCIES:
         runs = {run: of[name] for run, of in found.items()}
         draws = np.mean([of.pop("draws") for of in runs.values()], axis=0)
-        value, theirs = (float(np.mean([of[key] for of in runs.values()])) for key in ("mape", "llmservingsim_mape"))
+        value, other = (float(np.mean([of[key] for of in runs.values()])) for key in ("mape", "llmservingsim_mape"))
         row = {"value": value, "ci": tuple(np.quantile(draws, [0.025, 0.975])) if len(draws) else None}
-        rows[f"fidelity.recorded.{name}_mape"] = row | {"llmservingsim_mape": theirs, "runs": runs}
+        rows[f"fidelity.recorded.{name}_mape"] = row | {"llmservingsim_mape": other, "runs": runs}
     return rows
 
 
 def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
     folder = shared / ROOT / "measured_runs" / run.folder
-    r, theirs = read_requests(folder), summary(folder)
+    r, other = read_requests(folder), summary(folder)
     measured = latencies(r.arrival_s, r.first_s, r.last_s, r.output)
     done = simulate(Workload(r.arrival_s, r.prompt, r.output), deployment(shared, run), keep_steps=0).requests
-    ours = latencies(done.arrival_s, done.first_token_s, done.finished_s, r.output)
-    return {name: compared(measured[name], ours[name], theirs[name], draws) for name in LATENCIES}
+    own = latencies(done.arrival_s, done.first_token_s, done.finished_s, r.output)
+    return {name: compared(measured[name], own[name], other[name], draws) for name in LATENCIES}
 
 
 def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: int) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: i
     mapes: list[float] = []
     if draws:
         weights = draw_blocks(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
-        ours, real = (resample(sample_of(side), weights, np.array(QUANTILES) / 100) for side in (own, measured))
-        mapes = np.abs(ours / real - 1).mean(axis=1).tolist()
+        simulated, real = (resample(sample_of(side), weights, np.array(QUANTILES) / 100) for side in (own, measured))
+        mapes = np.abs(simulated / real - 1).mean(axis=1).tolist()
     found = {"mape": float(np.abs(errors).mean()), "llmservingsim_mape": float(np.abs(other).mean())}
     return found | {"errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)), "draws": mapes}
 

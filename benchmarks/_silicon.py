@@ -4,7 +4,7 @@ Every point is predicted by the engine in a closed loop. ``shipped`` and ``shipp
 ``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name. ``roofline_unseen`` and
 ``tables`` show what the method can do: the host's constants and small factors on the kernels' are fitted on points of
 other models and other GPUs. The form of that fit, its first values and spreads were chosen with all points in view.
-Headlines are of points whose client is recorded (InferenceMAX); sweeps of unknown clients stand in the details.
+Headlines are of points whose client is recorded (InferenceMAX); sweeps of unknown clients are in the details.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ def read(shared: Path) -> tuple[list[Point], dict[str, int]]:
 
 
 def _load_key(p: Point) -> tuple[Any, ...]:
-    """Return a key of measurements of which only the last day's count, however experts were cut."""
+    """Return a key of measurements of which only the last day's count, for any split of the experts."""
     return p.model, p.gpu, p.backend, p.dtype, p.tp, p.dp, p.isl, p.osl, p.concurrency
 
 
@@ -141,7 +141,7 @@ def _is_consistent(row: dict[str, Any]) -> bool:
 def _cut(row: dict[str, Any]) -> tuple[int, int, int, int]:
     """Return (tp, dp, moe_tp, ep).
 
-    Two exports multiply InferenceMAX' ``tp`` (all GPUs) and ``ep``: 8 GPUs became 64 with experts cut 8 by 8.
+    Two exports multiply InferenceMAX' ``tp`` (all GPUs) and ``ep``: 8 GPUs became 64 with experts split 8 by 8.
     """
     tp, dp = row["tp_size"], row["attention_dp_size"] or 1
     moe_tp, ep = row["moe_tp_size"] or 1, row["moe_ep_size"] or 1
@@ -167,7 +167,7 @@ REASONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "a router of several workers in front (Dynamo)": lambda row: "ai-dynamo" in row["silicon_data_source"],
     "GPUs of attention and of experts do not agree": lambda row: not _is_consistent(row),
 }
-"""Why a row is left out, the first that holds."""
+"""Reasons to omit a row; the first that holds counts."""
 
 
 def _point(row: dict[str, Any]) -> Point:
@@ -240,9 +240,9 @@ class Host(HostOverhead):
     launch_s: float = 0.0
 
     def front_s(self, point: Point) -> float:
-        """Return the wait of a request before the engine: its own way, and in the opening wave that of others.
+        """Return the time of a request before it reaches the engine, in the opening wave with that of other requests.
 
-        All clients send at once, so that of ten requests each one waits for half of the others.
+        All clients send at once, so that a request waits for half of the others on average.
         """
         return self.request_s + self.queue_s * (1 + point.concurrency / 2 / PROMPTS_PER_CLIENT)
 
@@ -605,11 +605,11 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
 def unseen_factors(points: Sequence[Point]) -> Thetas:
     """Return by pair the factors fitted to recorded clients of other models and other GPUs."""
-    fitting, said = _engine(points, lambda _: np.zeros(len(NAMES)), front=False)
+    fitting, predicted = _engine(points, lambda _: np.zeros(len(NAMES)), front=False)
     slope, thetas = slopes(fitting), {}
     for model, gpu in sorted({point.pair for point in fitting}):
         train = [i for i, p in enumerate(fitting) if p.inferencemax and p.model != model and p.gpu != gpu]
-        thetas[model, gpu] = fit([fitting[i] for i in train], said[train].T, slope[:, train])
+        thetas[model, gpu] = fit([fitting[i] for i in train], predicted[train].T, slope[:, train])
     return thetas
 
 
@@ -627,30 +627,30 @@ def _engine(
     front: bool = True,
 ) -> tuple[list[Point], Floats]:
     """Return (points, [n, 2] TTFT and TPOT), by tables where ``shared`` is given; without points that do not fit."""
-    found, said = [], []
+    found, predicted = [], []
     for point in points:
         theta = theta_of(point.pair)
         ops, host = RankOperators(point, curves_of(theta, point.backend)), host_of(theta, point)
         try:
             ops = tabled(shared, point, ops) if shared else ops
-            said.append(simulated(point, ops, host if front else replace(host, request_s=0.0, queue_s=0.0)))
+            predicted.append(simulated(point, ops, host if front else replace(host, request_s=0.0, queue_s=0.0)))
             found.append(point)
         except (InputError, ValueError):
             continue
-    return found, np.array(said).reshape(-1, 2)
+    return found, np.array(predicted).reshape(-1, 2)
 
 
 def _with_tables(points: Iterable[Point]) -> list[Point]:
-    """Return those whose kernels were measured: Llama-3.1-70B in vLLM."""
+    """Return the points with measured kernels: Llama-3.1-70B in vLLM."""
     return [p for p in points if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
 
 
-def _figures(name: str, points: Sequence[Point], said: Floats, left: dict[str, int]) -> dict[str, Any]:
+def _figures(name: str, points: Sequence[Point], predicted: Floats, left: dict[str, int]) -> dict[str, Any]:
     """Return a row for TTFT and one for TPOT: the median error of recorded clients, and errors by what they are of."""
     out, known = {}, np.array([point.inferencemax for point in points])
     sweeps = ["" if point.inferencemax else " (sweep)" for point in points]
     for at, part in enumerate(("ttft", "tpot")):
-        error = said[:, at] / np.array([getattr(point, f"{part}_s") for point in points]) - 1
+        error = predicted[:, at] / np.array([getattr(point, f"{part}_s") for point in points]) - 1
         row = summary(error[known], [p.pair for p in points if p.inferencemax])
         row |= {"unit": "relative", "better": "lower", "left_out": left, "all_agg_points": described(error)}
         row["by_backend"] = by([p.backend + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
@@ -668,18 +668,18 @@ def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, 
         costs["shipped_tables"] += itertools.product(group, [_fitted_tables(group, shared)])
     out = {}
     for name, priced in costs.items():
-        found, said = [], []
+        found, predicted = [], []
         for point, prices in priced:
             with contextlib.suppress(InputError):  # it does not fit by the memory planner that ships
                 deployment = deployed(point, prices, point.backend)
-                said.append(means(simulate(loop_of(point).workload(), deployment, keep_steps=0)))
+                predicted.append(means(simulate(loop_of(point).workload(), deployment, keep_steps=0)))
                 found.append(point)
-        out |= _figures(name, found, np.array(said).reshape(-1, 2), {})
+        out |= _figures(name, found, np.array(predicted).reshape(-1, 2), {})
     return out
 
 
 def is_expressible(point: Point) -> bool:
-    """Return whether ``deploy`` has settings for how the point's model was cut."""
+    """Return whether ``deploy`` has settings for how the point's model is split."""
     cut_by_tp = point.model.startswith("llama") or (point.ep == 1 and point.moe_tp == point.tp)
     return point.dp == 1 and cut_by_tp
 

@@ -27,7 +27,7 @@ FIRST_TOKENS = (f"{ROOT}/all_results_TTFT.csv", f"{ROOT}/all_results_TTFT_ITL.cs
 """Seconds of one token after a prompt, and of as many as the prompt has; rows of the latter contain the former."""
 GPUS = {"Nvidia A100 GPU": "A100-40GB", "Nvidia H100 GPU": "H100", "AMD MI300X GPU": "MI300X"}
 ROCM = "MI300X"
-"""Another software stack: predicted from the hosts of the others, and used for none of theirs."""
+"""Another software stack: predicted from the hosts of other stacks, whose predictions do not use it."""
 ENGINES = ("vLLM", "TensorRT-LLM", "Deepspeed-MII")
 MODELS = {
     "meta-llama/Llama-2-7b-hf": "llama-2-7b",
@@ -60,7 +60,7 @@ class Batch:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return medians by vendor of latency, throughput, TTFT and ITL, since one median of both says little of either."""
+    """Return medians by vendor of latency, throughput, TTFT and ITL, since a median of both describes neither."""
     import polars as pl
 
     if not (shared / FILE).exists():
@@ -98,7 +98,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
 
 def _reason(row: Mapping[str, Any]) -> str:
-    """Return why a row of either file is left out, "" otherwise."""
+    """Return the reason to omit a row of either file, "" otherwise."""
     if row["Hardware"] not in GPUS:
         return "no data sheet of this accelerator in the catalog"
     if row["Framework"] not in ENGINES:
@@ -157,14 +157,14 @@ def first_rows(shared: Path) -> list[dict[str, Any]]:
 
 def _by_vendor(name: str, found: list[tuple[Batch, float, float]], left: Counter[str]) -> dict[str, Any]:
     """Return a figure per vendor of (batch, measured, predicted); common details are with NVIDIA's."""
-    error = np.array([said / measured - 1 for _, measured, said in found])
+    error = np.array([predicted / measured - 1 for _, measured, predicted in found])
     amd = np.array([batch.gpu == ROCM for batch, _, _ in found])
     details = {"left_out": dict(left), "by_model": by([batch.model for batch, _, _ in found], error)}
     details["by_gpu"] = by([f"{batch.engine} on {batch.gpu}" for batch, _, _ in found], error)
     out: dict[str, Any] = {}
-    for vendor, mine in (("nvidia", ~amd), ("amd", amd)):
-        if mine.any():
-            clusters = [(batch.model, batch.gpu) for (batch, _, _), own in zip(found, mine, strict=True) if own]
-            row = summary(error[mine], clusters) | {"unit": "relative", "better": "lower"}
+    for vendor, of_vendor in (("nvidia", ~amd), ("amd", amd)):
+        if of_vendor.any():
+            clusters = [(batch.model, batch.gpu) for (batch, _, _), own in zip(found, of_vendor, strict=True) if own]
+            row = summary(error[of_vendor], clusters) | {"unit": "relative", "better": "lower"}
             out[f"fidelity.argonne.{vendor}.{name}_median_ape"] = row | (details if vendor == "nvidia" else {})
     return out

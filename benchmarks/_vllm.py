@@ -20,8 +20,8 @@ from lengthwise.gateway.demo.engines import MAKE_MODEL
 from lengthwise.measure.load import LoadSettings, bench
 from lengthwise.schema.records import Measured
 
-HERE = Path(__file__).parent
-PYTHON = HERE.parent / ".engines" / "vllm" / "bin" / "python"
+FOLDER = Path(__file__).parent
+PYTHON = FOLDER.parent / ".engines" / "vllm" / "bin" / "python"
 QUIET = dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK"), "1")
 QUIET |= {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """One thread that sleeps when it waits: two on a shared machine cost ten times the time."""
@@ -47,7 +47,7 @@ def served(deployment: Deployment, model: Path, log_path: Path, *words: str) -> 
     module = (require(), "-m", "vllm.entrypoints.openai.api_server", "--model")  # no console script there
     command = [*module, *launch.command[2:], "--enable-logging-iteration-details", *words]
     env = QUIET | launch.environment | {"VLLM_CACHE_ROOT": str(log_path.parent / "cache")}
-    env["PYTHONPATH"] = str(HERE.parent / "src")
+    env["PYTHONPATH"] = str(FOLDER.parent / "src")
     with local_engine(command, port=port, env=env, log_path=log_path) as engine:
         yield engine
 

@@ -3,7 +3,7 @@
 ``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read the
 folder ``shared``; ``coverage`` and ``counters`` calibrate to planted runs; ``times`` measures calibrations,
 ``profiles`` this machine's operators; ``gpu`` runs gpu_campaign.py. --save archives campaigns that newer ones replace
-in results/fidelity-earlier.json; --take ROWS.JSON takes one that was measured apart (_live.py --out).
+in results/fidelity-earlier.json; --take ROWS.JSON takes rows that were measured separately (_live.py --out).
 """
 
 from _harness import making

@@ -5,7 +5,7 @@
 
 It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
 in another: --engine-python), lengthwise installed or this checkout, and no network. The engine is transformers'
-continuous batching. Every file is written as soon as possible; repeats that the budget has no time for are left out. A
+continuous batching. Every file is written as soon as possible; repeats beyond the budget are omitted. A
 GPU with less memory gets a Llama of one billion.
 """
 
@@ -27,8 +27,8 @@ from typing import Any
 
 from _harness import json_lines
 
-HERE = Path(__file__).resolve().parent
-CAMPAIGN, RESULTS, GRACE_S = Path(__file__), HERE / "results" / "gpu", 5.0
+FOLDER = Path(__file__).resolve().parent
+CAMPAIGN, RESULTS, GRACE_S = Path(__file__), FOLDER / "results" / "gpu", 5.0
 NEEDED = ("numpy", "scipy", "polars", "numba", "platformdirs", "torch")
 """Imports of the campaign; the engine needs transformers as well. Neither typer nor rich, pydantic or aiohttp."""
 LLAMA_3_8B = {
@@ -123,7 +123,7 @@ def as_installed(checkout: Path) -> str:
 
 
 class UnfitError(Exception):
-    """This machine lacks something for the campaign."""
+    """The machine does not meet a requirement of the campaign."""
 
 
 def cuda() -> Any:
@@ -181,7 +181,7 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
 
 
 if importlib.util.find_spec("lengthwise") is None:
-    sys.path[:0] = [str(HERE.parent / "src"), as_installed(HERE.parent)]
+    sys.path[:0] = [str(FOLDER.parent / "src"), as_installed(FOLDER.parent)]
 
 
 def main() -> int:

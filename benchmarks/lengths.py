@@ -1,6 +1,6 @@
 """Lengths: Multi-Bin Batching's theory and gains, predictors, schedulers that use predictions.
 
-Sections that need recorded data look for it in the folder ``shared`` beside the checkout (or in LENGTHWISE_SHARED, or
+Sections that need recorded data look for it in the folder ``shared`` next to the checkout (or in LENGTHWISE_SHARED, or
 --shared) and are skipped with a reason where it is absent.
 """
 

@@ -1,4 +1,4 @@
-"""How fast the engine simulates, how time and memory grow, and what changing places costs (``rerank``, for lengths.py).
+"""How fast the engine simulates, how time and memory grow, and what renewed ranks cost (``rerank``, for lengths.py).
 
 The workload is Chat-1M on Llama-2-70B, TP 4 on A100s, a unified budget of 512 tokens, at about 85 % of the load at
 which the queue grows without end. Figures are per CPU second of one thread, without compilation.

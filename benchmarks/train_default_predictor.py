@@ -1,4 +1,4 @@
-"""Trains the shipped predictor, byte for byte: python benchmarks/train_default_predictor.py SHARED [--check].
+"""Train the shipped predictor, byte for byte: python benchmarks/train_default_predictor.py SHARED [--check].
 
 SHARED is the folder of recorded data. ``--check`` compares with the shipped file instead of writing it. The
 bytes follow from the data, scikit-learn's and numpy's versions, which the file names.
@@ -40,7 +40,7 @@ def trained(text: Path) -> tuple[Lexical, dict]:
     parts = split(samples, 0.2, 0)
     held_out = evaluate(Lexical().fit(parts.train), parts.test, clock=None, windows=(0,), draws=100)
     predictor = Lexical().fit(samples)
-    apart = _texts.without(_texts.alpaca_eval(text), samples.prompts.text)
+    unseen = _texts.without(_texts.alpaca_eval(text), samples.prompts.text)
     return predictor, {
         "name": "default",
         "trained": TRAINED,
@@ -48,7 +48,7 @@ def trained(text: Path) -> tuple[Lexical, dict]:
         "censored": int(samples.censored.sum()),
         "versions": {name: version(name) for name in ("numpy", "scikit-learn")},
         "held_out": figures(held_out),
-        "other_prompts_and_models": figures(evaluate(predictor, apart, clock=None, windows=(0,), draws=100)),
+        "other_prompts_and_models": figures(evaluate(predictor, unseen, clock=None, windows=(0,), draws=100)),
         "weaknesses": WEAKNESSES,
     }
 

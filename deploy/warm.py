@@ -1,7 +1,7 @@
-"""Compiles at image build what a gateway would else compile while its first requests wait.
+"""Compile at image build the code that a gateway would otherwise compile while its first requests wait.
 
-The machine code is of a generic CPU (NUMBA_CPU_NAME=generic), so that it is good on every node of the same
-architecture; it goes to LENGTHWISE_CACHE_DIR.
+The machine code is for a generic CPU (NUMBA_CPU_NAME=generic), so that it runs on every node of the same
+architecture; it is stored in LENGTHWISE_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lengthwise.predict import default
 
 
 def main() -> None:
-    """Compiles; a second time it finds all of it and is done at once."""
-    engine.warm_up()  # of looks back (--mode observe, the admin page)
+    """Compile all ranks and modes; a second run loads them from the cache."""
+    engine.warm_up()  # for --mode observe and the admin page
     default()
     for mode in MODES:
         Scheduler(Order(mode=mode), Admission(), Dispatch())

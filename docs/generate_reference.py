@@ -96,7 +96,7 @@ APP_MEANINGS = {
     "cluster.nodes": 'GPUs: `"8xA100-80GB"`, with `@pairs` if NVLink joins pairs, `@NODE` for a node of the catalog or of a .toml file; '
     "or a node of the catalog.",
     "cluster.engine_start": "Time to start an engine without loading its weights, if no profile has it.",
-    "run.launcher": "Who starts engines: local processes, Ray, existing addresses (`urls`), or the simulator (virtual time).",
+    "run.launcher": "What starts engines: local processes, Ray, existing addresses (`urls`), or the simulator (virtual time).",
     "run.store": "Ledger: a file, or `postgresql://...` for several coordinators; default: a file in the run folder.",
     "run.engines": "Settings for one model, by its name.",
     "run.lease": "A lease that is not renewed for this long goes to another coordinator.",
@@ -201,7 +201,7 @@ def _summary(described: Any) -> str:
 
 
 def _attributes(described: Any) -> dict[str, str]:
-    """Return the meanings of fields: from the docstring, or without any there from comments."""
+    """Return the meanings of fields: from the docstring, or otherwise from comments."""
     text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2]
     if not text:
         comments = {name: text for name, text in _comments(described).items() if text}
@@ -275,7 +275,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def generated(text: str) -> str:
-    """Return the page with its generated parts renewed."""
+    """Return the page with regenerated parts."""
     return _BLOCK.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}", text)
 
 

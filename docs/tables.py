@@ -56,7 +56,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Print a Markdown table.
 
     Raises:
-        ValueError: A line has not as many cells as the head.
+        ValueError: A line has more or fewer cells than the head.
     """
     print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for line in lines:
@@ -67,7 +67,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Return three digits, or a whole number from a thousand on, with the unit; shares in percent."""
+    """Return three digits, or an integer from a thousand on, with the unit; shares in percent."""
     if value is None:
         return DASH
     if unit in SHARES:
@@ -121,7 +121,7 @@ def verdict(row: Row, target: float, *, more: bool) -> str:
 
 
 def aims(file: str, about: Mapping[str, str], *, exact: Sequence[str] = ()) -> None:
-    """Print figures beside their aims: ``about`` says of each figure's name what it is.
+    """Print figures with their aims; ``about`` describes each figure by its name.
 
     Figures in ``exact`` keep four decimals: a gain of 0.9997 is not one of 1.
     """
@@ -253,7 +253,7 @@ def fidelity_by_load() -> None:
 
 
 def fidelity_campaign(engine: str) -> None:
-    """Print errors of a campaign on a real engine over loads and over single runs, beside uncalibrated ones."""
+    """Print errors of a campaign on a real engine over loads and over single runs, with uncalibrated ones."""
     lines = []
     for metric in (name for group in CALIBRATED.values() for name in group):
         row = rows("fidelity")[f"fidelity.{engine}.{metric}_error"]
@@ -299,7 +299,7 @@ def fidelity_campaigns(engine: str) -> None:
 
 
 def fidelity_recorded() -> None:
-    """Print errors on the recorded GPU runs beside those of LLMServingSim, over all and by run."""
+    """Print errors on the recorded GPU runs and those of LLMServingSim, over all and by run."""
     lines = []
     for part in ("ttft", "tpot", "latency"):
         row = rows("fidelity")[f"fidelity.recorded.{part}_mape"]
@@ -522,7 +522,7 @@ def exegpt_systems() -> None:
 
 
 def exegpt_table6() -> None:
-    """Print the paper's choices of Table 6 beside ours."""
+    """Print the paper's choices of Table 6 and those of lengthwise."""
 
     def pair(schedule: Row | None) -> str:
         return f"{number(schedule['latency_s'])}, {number(schedule['rps'])}" if schedule else "memory does not hold it"
@@ -531,10 +531,10 @@ def exegpt_table6() -> None:
     found = under("exegpt", "exegpt.table6.")
     for bound in ("3.1s", "5.9s", "11.5s", "none"):
         of = found[bound]
-        paper, ours = of["paper"], of["choice"]
-        theirs = (pair(of["paper_schedule"]), pair(of["paper_schedule_as_they_count"]))
-        worst = f"{pair(ours)} ({number(ours['constrained_latency_s'])})"
-        lines.append((bound.removesuffix("s"), paper["words"], pair(paper), *theirs, ours["words"], worst))
+        paper, choice = of["paper"], of["choice"]
+        estimates = (pair(of["paper_schedule"]), pair(of["paper_schedule_as_they_count"]))
+        worst = f"{pair(choice)} ({number(choice['constrained_latency_s'])})"
+        lines.append((bound.removesuffix("s"), paper["words"], pair(paper), *estimates, choice["words"], worst))
     head = [
         "bound, s",
         "the paper's schedule",
@@ -598,10 +598,10 @@ def exegpt_monotonicity() -> None:
                 if points
                 else []
             )
-            theirs = paper.get(f"{strategy} {variable}")
+            printed = paper.get(f"{strategy} {variable}")
             cells.append(
                 ", ".join(f"{100 * share:.1f}" for share in shares)
-                + (f" ({theirs[0]:g}, {theirs[1]:g})" if theirs else "")
+                + (f" ({printed[0]:g}, {printed[1]:g})" if printed else "")
                 or DASH
             )
         lines.append((TASKS[paper["task"]], f"{100 * paper['tolerance']:g} %", *cells))
@@ -721,12 +721,12 @@ def apps_study(study: str) -> None:
     cases = []
     for case in details("apps", f"apps.{study}.cases")["cases"]:
         methods = case["methods"]
-        ours, *others = (
+        own, *others = (
             number(methods[name]["makespan_s"] + methods[name]["lead_s"])
             for name in ("lengthwise", "samullm", "max", "min")
         )
         search = number(methods["lengthwise"]["search_s"])
-        cases.append((case["case"], number(case["tasks"]), ours, search, *others, f"{case['estimate_error']:+.1%}"))
+        cases.append((case["case"], number(case["tasks"]), own, search, *others, f"{case['estimate_error']:+.1%}"))
     table(head, cases)
 
 
@@ -814,7 +814,7 @@ def gateway_figures() -> None:
 
 
 def gateway_overhead() -> None:
-    """Print latency and CPU of the gateway beside other gateways."""
+    """Print latency and CPU of the gateway and of other gateways."""
     others = {
         "gateway": "**lengthwise**",
         "peer.vllm_router": "vllm-router (Rust)",
@@ -841,7 +841,7 @@ def gateway_overhead() -> None:
 
 
 def gateway_policies(engines: str) -> None:
-    """Print the gain of each policy before ``engines`` ("live" or "emulated"), measured and simulated."""
+    """Print the gain of each policy in front of ``engines`` ("live" or "emulated"), measured and simulated."""
 
     def simulated(part: Row) -> str:
         if part.get("simulated") is None:
@@ -871,7 +871,7 @@ def gateway_policies(engines: str) -> None:
 
 
 def gateway_cells() -> None:
-    """Print mean and P99 JCT of each policy, by load and batch, before real engines."""
+    """Print mean and P99 JCT of each policy, by load and batch, with real engines."""
     cells = details("gateway", "gateway.live.gap_closed")["cells"]
     names = list(cells[0]["policies"])
     lines = []
@@ -900,7 +900,7 @@ MULTIBIN_ERRORS = {
 ELIS_PREDICTORS = {"oracle, R2 0.4": "oracle, error of R2 0.4, predicted once"}
 ELIS_PREDICTORS |= {"oracle, R2 0.85": "oracle, error of R2 0.85, predicted once"}
 ELIS_PREDICTORS |= {"ecdf, survival": "eCDF conditioned on age"}
-SEATS = {"ours (seats kept)": "no preemption", "ours (seats change hands)": "preemption"}
+PREEMPTION = {"ours (seats kept)": "no preemption", "ours (seats change hands)": "preemption"}
 SCORES = {
     "tau": "Kendall's tau, pooled",
     "tau_within": "tau within a model",
@@ -980,7 +980,7 @@ def elis_policies() -> None:
     lines = []
     for policy, of in both["blend"].items():
         title, wait = (part.strip() for part in f"{policy},".split(",")[:2])
-        title = f"{SEATS.get(title, title)}{wait and f', {wait}'}"
+        title = f"{PREEMPTION.get(title, title)}{wait and f', {wait}'}"
         shown = (of["gap_closed"], of["p99_over_fcfs"], of["p99_over_oracle"], both["default"][policy]["gap_closed"])
         lines.append((title, *(f"{value:.2f}" for value in shown)))
     table(["policy", "gap closed, blend", "P99 / FCFS'", "P99 / oracle's", "gap closed, default"], lines)
@@ -1024,7 +1024,7 @@ def predict_windows() -> None:
 
 
 def predict_conditioning() -> None:
-    """Print scores of the lexical predictor as tokens arrive, beside its first prediction conditioned on them."""
+    """Print scores of the lexical predictor as tokens arrive, and those of its first prediction conditioned on them."""
     lines = [
         (w["tokens"], f"{w['running']:,}", *(f"{w[key]:.0f}" for key in ("mae_all", "mae_all_conditioned")),
          *(f"{w[key]:.2f}" for key in ("r2_all", "r2_running", "tau_running", "coverage90")))

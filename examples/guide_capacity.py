@@ -1,6 +1,6 @@
 """How many requests a second can Llama-2-70B on four A100s take, by workload, scheduler, batch and chunk?
 
-The question of Vidur's Figure 1, asked in docs/guide-compare-schedulers.md. Capacity is Vidur's: the
+The question of Vidur's Figure 1, see docs/guide-compare-schedulers.md. Capacity as Vidur defines it: the
 largest Poisson rate at which 99 % of the requests wait less than 5 s before they are scheduled.
 
     python examples/guide_capacity.py                                   # about a minute on one core
@@ -24,7 +24,7 @@ TOLERANCE = 0.02
 
 @batching
 def orca_plus(decodes, token_budget, max_num_seqs):
-    """Orca's mixed batches of decodes and whole prompts, with a bound on the prompts' tokens."""
+    """Return the limits of Orca's batches: decodes and complete prompts, with a bound on the prompts' tokens."""
     return max_num_seqs, decodes + token_budget, 0
 
 
@@ -38,20 +38,20 @@ SCHEDULERS = {
 
 
 def deployed(scheduler: str, batch: int, tp: int, cost: str) -> Deployment:
-    """The GPUs with one of the schedulers, at most ``batch`` sequences at a time."""
+    """Return the deployment with one of the schedulers, at most ``batch`` sequences at a time."""
     policy, tokens = SCHEDULERS[scheduler]
     limits = EngineLimits(max_num_seqs=batch, max_num_batched_tokens=tokens, max_model_len=4096)
     return deploy("llama-2-70b", "A100-80GB", tp=tp, limits=limits, scheduler=policy, cost=cost)
 
 
 def at_rate(deployment: Deployment, workload: str, rate_rps: float, requests: int, seed: int) -> Summary:
-    """The numbers of one run. The same seed gives every configuration the same requests."""
+    """Return the summary of one run. The same seed gives every configuration the same requests."""
     arriving = preset(workload).generate(requests, Poisson(rate_rps), seed=seed)
     return summarize(simulate(arriving, deployment), deployment)
 
 
 def capacity_rps(deployment: Deployment, workload: str, requests: int, seed: int) -> float:
-    """The largest rate that keeps the 99th percentile of the wait below 5 s, within 2 %."""
+    """Return the largest rate that keeps the 99th percentile of the wait below 5 s, within 2 %."""
 
     def keeps_up(rate_rps: float) -> bool:
         summary = at_rate(deployment, workload, rate_rps, requests, seed)
@@ -67,7 +67,7 @@ def capacity_rps(deployment: Deployment, workload: str, requests: int, seed: int
 
 
 def rows(workload: str, requested: argparse.Namespace) -> Iterator[tuple[str, int, float, Summary]]:
-    """(scheduler, batch, capacity, numbers at 85 % of it) of every configuration."""
+    """Yield (scheduler, batch, capacity, summary at 85 % of it) of every configuration."""
     for scheduler in SCHEDULERS:
         for batch in requested.batches:
             deployment = deployed(scheduler, batch, requested.tp, requested.cost)
@@ -77,7 +77,7 @@ def rows(workload: str, requested: argparse.Namespace) -> Iterator[tuple[str, in
 
 
 def main() -> None:
-    """Prints a table of all configurations for each workload, the best marked."""
+    """Print a table of all configurations for each workload, the best marked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
     parser.add_argument("--batches", nargs="+", type=int, default=[32, 64, 128, 256, 512])
@@ -85,10 +85,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", default="roofline")
-    asked = parser.parse_args()
-    for workload in asked.workloads:
+    arguments = parser.parse_args()
+    for workload in arguments.workloads:
         print(f"{workload}: capacity, and TTFT and TBT at 85 % of it")  # noqa: T201 - its purpose
-        table = list(rows(workload, asked))
+        table = list(rows(workload, arguments))
         best = max(rate_rps for _, _, rate_rps, _ in table)
         for scheduler, batch, rate_rps, usual in table:
             ttft_s, tbt_ms = usual.ttft_s.p90.value, 1e3 * usual.tbt_s.p99.value

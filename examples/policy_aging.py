@@ -1,4 +1,4 @@
-"""A rank policy of one's own: shortest job first, but nobody waits for ever.
+"""A custom rank policy: shortest job first with aging, so that no request waits without bound.
 
 In a scenario: ``[scheduler]`` with ``rank = "policy_aging.py:aging_shortest_first"``.
 """
@@ -6,11 +6,11 @@ In a scenario: ``[scheduler]`` with ``rank = "policy_aging.py:aging_shortest_fir
 from lengthwise.policy import rank
 
 TOKENS_PER_SECOND = 100.0
-"""How many tokens shorter a request counts for each second it has waited."""
+"""Tokens by which each second of waiting reduces the rank of a request."""
 
 
 @rank
 def aging_shortest_first(arrival_s, predicted_tokens):
-    """Shortest predicted output first; waiting makes a request shorter."""
-    # predicted - 100 * (now - arrival): all age alike, so that the order needs no clock.
+    """Return the predicted output length, reduced by the waiting time."""
+    # predicted - 100 * (now - arrival): all requests age at the same rate, so the order needs no clock.
     return predicted_tokens + TOKENS_PER_SECOND * arrival_s

@@ -18,12 +18,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ROOT / "tools" / "vocabulary"
-PAGES = ("docs", "README.md", "CONTRIBUTING.md", "examples")
+PAGES = ("CONTRIBUTING.md", "README.md", "deploy", "docs", "examples", "src")
+ENDINGS = {".html", ".js", ".json", ".md", ".toml", ".yaml"}
+SCRIPTS = ("benchmarks", "deploy", "docs", "examples")
 LIMITS = {
     "foreign_word_share": 0.07,
     "banned_identifiers": 0,
@@ -82,14 +84,16 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.attr, node.lineno
 
 
-def vocabulary(paths: list[Path], pages: list[Path]) -> dict[str, collections.Counter[str]]:
-    """Count words, foreign words, banned identifiers and banned phrases."""
+def vocabulary(
+    paths: list[Path], pages: list[Path], scripts: Sequence[Path] = ()
+) -> dict[str, collections.Counter[str]]:
+    """Count words and foreign words of modules, and banned identifiers and phrases of modules, scripts and pages."""
     known, (names, prose) = known_words(), banned()
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for path in paths:
+    for path in [*paths, *scripts]:
         text = path.read_text("utf-8")
         for name, line in [(path.stem, 1), *bound_names(ast.parse(text))]:
-            for word in words(name):
+            for word in words(name) if path not in scripts else ():
                 found["words"][word] += 1
                 if word not in known and word.removesuffix("s") not in known:
                     found["foreign"][word] += 1
@@ -196,10 +200,10 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
     """Return every metric, and what the vocabulary check found."""
     src = ROOT / "src"
     paths = sorted(src.rglob("*.py"))
-    pages = [
-        p for name in PAGES for p in ([ROOT / name] if name.endswith(".md") else sorted((ROOT / name).rglob("*.md")))
-    ]
-    found = vocabulary(paths, pages)
+    files = (path for name in PAGES for path in (ROOT / name, *sorted((ROOT / name).rglob("*"))))
+    pages = [path for path in files if path.suffix in ENDINGS and not path.name.endswith(".min.js")]
+    scripts = [path for name in SCRIPTS for path in sorted((ROOT / name).rglob("*.py"))]
+    found = vocabulary(paths, pages, scripts)
     graph = imports(paths, src)
     importers = collections.Counter(target for targets in graph.values() for target in targets)
     comments = sum(line.lstrip().startswith("#") for p in paths for line in p.read_text("utf-8").splitlines())

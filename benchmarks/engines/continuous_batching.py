@@ -1,12 +1,12 @@
 # ruff: noqa: SLF001
-"""transformers' continuous batching as an engine: runs in on stdin, what happened out to files.
+"""transformers' continuous batching as an engine: reads runs from stdin, writes their records to files.
 
     python continuous_batching.py CONFIG [FLAGS]
 
 CONFIG is a model's folder, or a config.json, of which a model of random weights is made on the device. A run is a line
-of JSON: {"out": file, "arrival_s", "prompt_tokens", "output_tokens": [...], "concurrency": null or how many at a time};
-its file gets a JSON object, then stdout the line "done". The first line is "ready" and the engine's facts. Only torch
-and transformers are needed.
+of JSON: {"out": file, "arrival_s", "prompt_tokens", "output_tokens": [...], "concurrency": null or a number}; its file
+gets a JSON object, then stdout the line "done". The first line is "ready" and the engine's metadata. Only torch and
+transformers are needed.
 """
 
 import argparse
@@ -39,13 +39,13 @@ WAIT_S = 60.0
 
 
 def accepted(function, **words):
-    """Those of the arguments that this version takes."""
+    """Return the arguments that this version accepts."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in words.items() if name in known}
 
 
 def made_model(given):
-    """The model on its device, and the attention it took: names of it changed between versions."""
+    """Return the model on its device, and its attention, whose names differ between versions."""
     dtype, path = getattr(torch, given.dtype), Path(given.config)
     errors = []
     for attention in given.attention.split(","):
@@ -69,7 +69,7 @@ def made_model(given):
 
 
 def settings(given):
-    """What the manager is made with: greedy, no end of sequence, no cleverness that a step's cost would hide."""
+    """Return the manager's settings: greedy, no end of sequence, no optimization that hides the cost of a step."""
     sizes = {"num_blocks": given.blocks, "page_size": given.block_size, "block_size": given.block_size}
     sizes |= {"max_batch_tokens": given.batch_tokens, "max_requests_per_batch": given.seqs}
     off = ("use_async_batching", "auto_switch_to_flash", "use_cuda_graph", "allow_block_sharing")
@@ -83,7 +83,7 @@ def settings(given):
 
 
 def end_with_parent():
-    """Ends this process soon after the one that started it, whatever it is doing."""
+    """End this process soon after its parent, in any state."""
     parent = os.getppid()
 
     def watch():
@@ -95,7 +95,7 @@ def end_with_parent():
 
 
 class Steps:
-    """A row a step, taken by wrapping two methods of the engine's loop."""
+    """A row per step, recorded by wrapping two methods of the engine's loop."""
 
     def __init__(self):
         self.rows, self.done, self.prompts, self.current = [], {}, {}, None
@@ -131,7 +131,7 @@ class Steps:
 
 
 class Engine:
-    """Feeds requests at their times and gathers when their tokens came."""
+    """Sends requests at their times and records the times of their tokens."""
 
     def __init__(self, given):
         self.steps = Steps()
@@ -142,7 +142,7 @@ class Engine:
         self.manager.start()
 
     def run(self, desired):
-        """What happened to the requests of a run, and its steps; times count from its first moment."""
+        """Return records of the requests and steps of a run; times count from its start."""
         self.runs += 1
         prompt, output = desired["prompt_tokens"], desired["output_tokens"]
         n, most = len(prompt), desired.get("concurrency") or len(prompt)
@@ -150,26 +150,26 @@ class Engine:
         prompts = [[self.random.randrange(self.vocab // 8, self.vocab) for _ in range(length)] for length in prompt]
         self.steps.rows, self.steps.done, self.steps.prompts = [], {}, dict(zip(names, prompt, strict=True))
         words = accepted(self.manager.add_request, record_timestamps=True, eos_token_id=-1)
-        rows, sent_s, sent, ended, start_s = [None] * n, [0.0] * n, 0, 0, now()
+        rows, sent_s, sent, finished, start_s = [None] * n, [0.0] * n, 0, 0, now()
         deadline_s = [start_s + s for s in desired["arrival_s"]]
-        while ended < n:
-            while sent < n and sent - ended < most and now() >= deadline_s[sent]:
+        while finished < n:
+            while sent < n and sent - finished < most and now() >= deadline_s[sent]:
                 sent_s[sent] = now() - start_s
                 name = f"{self.runs}:{sent}"
                 self.manager.add_request(prompts[sent], request_id=name, max_new_tokens=output[sent], **words)
                 sent += 1
-            waits = sent < n and sent - ended < most
+            waits = sent < n and sent - finished < most
             result = self.manager.get_result(timeout=max(0.0, deadline_s[sent] - now()) if waits else WAIT_S)
             if result is None:
                 if not self.manager.is_running():
-                    sys.exit(f"the engine's loop ended: {self.manager.background_thread_status.fatal_error}")
+                    sys.exit(f"the engine's loop exited: {self.manager.background_thread_status.fatal_error}")
             elif result.is_finished() and result.request_id in names:
                 rows[names[result.request_id]] = {
                     "output_tokens": len(result.generated_tokens),
                     "token_s": [s - start_s for s in (result.timestamps or [])],
                     "error": result.error,
                 }
-                ended += 1
+                finished += 1
         return {
             "requests": rows,
             "sent_s": sent_s,

@@ -1,4 +1,4 @@
-"""Makes the models of the tiny examples: random weights, so that what they say is noise and how they are served is not.
+"""Make the models of the tiny examples: random weights, so that their outputs are noise, while serving them is real.
 
 Runs in the environment of the engine, which has torch and transformers, and needs no internet:
 
@@ -12,10 +12,10 @@ import runpy
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-MAKE_MODEL = HERE.parents[1] / "src/lengthwise/gateway/demo/engine_side/make_model.py"
+FOLDER = Path(__file__).parent
+MAKE_MODEL = FOLDER.parents[1] / "src/lengthwise/gateway/demo/engine_side/make_model.py"
 SIZES = {"alder": "tiny", "birch": "small", "cedar": "medium"}
-"""5, 27 and 84 million parameters; models/*.json are their shapes, from which they are planned."""
+"""5, 27 and 84 million parameters; models/*.json are their shapes for the planner."""
 
 
 def main(place: Path) -> None:
@@ -29,4 +29,4 @@ def main(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "models")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "models")

@@ -1,7 +1,7 @@
-"""Writes the rows of the example applications, the same bytes each time: python make_rows.py [KIND [COUNT [FILE]]].
+"""Write the rows of the example applications, with equal bytes each time: python make_rows.py [KIND [COUNT [FILE]]].
 
-Kinds: questions (1000), routed (6856), documents (100), mixed (500). Without any, all files that stand beside this one.
-Everything is put together from the words below, which were written for it; towns, people and events are invented.
+Kinds: questions (1000), routed (6856), documents (100), mixed (500). Without a kind: all files of this folder.
+All texts are built from the words below, which were written for this; towns, people and events are invented.
 
     python examples/apps/make_rows.py questions 10000 questions-10k.jsonl
     python examples/apps/make_rows.py documents 300 documents-300.jsonl
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from statistics import NormalDist
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 FORMS = (
     "Define {topic}.",
     "How does {topic} work?",
@@ -83,9 +83,9 @@ EVENTS = (
 
 
 def questions() -> list[str]:
-    """All there are, each once, in an order that mixes short ones and long ones."""
-    whole = len(FORMS) * len(TOPICS) * len(READERS)
-    return list(dict.fromkeys(_question(number * 7919 % whole) for number in range(whole)))
+    """Return all questions, each once, in an order that mixes short and long ones."""
+    count = len(FORMS) * len(TOPICS) * len(READERS)
+    return list(dict.fromkeys(_question(number * 7919 % count) for number in range(count)))
 
 
 def _question(number: int) -> str:
@@ -101,14 +101,14 @@ def _question(number: int) -> str:
 
 
 def routed(counts: dict[str, int]) -> list[tuple[str, str, int]]:
-    """(model, question, tokens of its answer) for so many requests a model, the models mixed.
+    """Return (model, question, tokens of its answer) of ``counts`` requests by model, the models mixed.
 
-    The tokens are levels of one distribution, evenly spaced and mixed: nobody has answered these questions.
+    The tokens are evenly spaced levels of one distribution, mixed: no model has answered these questions.
     """
     total = sum(counts.values())
-    asked = _some(questions(), total)
+    chosen = _some(questions(), total)
     places = sorted(((k + 0.5) / n, model) for model, n in counts.items() for k in range(n))
-    return [(model, asked[k], _tokens((k * 4099 % total + 0.5) / total)) for k, (_, model) in enumerate(places)]
+    return [(model, chosen[k], _tokens((k * 4099 % total + 0.5) / total)) for k, (_, model) in enumerate(places)]
 
 
 def _tokens(level: float) -> int:
@@ -118,9 +118,9 @@ def _tokens(level: float) -> int:
 
 
 def lengths(documents: int) -> list[int]:
-    """Chunks of each: the median is 3, the longest 60, below 300 documents, and 201 from there on.
+    """Return the chunks of each document: the median is 3; the longest has 60, or 201 from 300 documents on.
 
-    So SamuLLM tells the lengths of its documents (section 5.3); between, they are lognormal here.
+    These are SamuLLM's values (section 5.3); between them, lengths are lognormal here.
     """
     longest = 60 if documents < 300 else 201
     levels = [NormalDist().inv_cdf((k + 0.5) / documents) for k in range(documents)]
@@ -130,7 +130,7 @@ def lengths(documents: int) -> list[int]:
 
 
 def documents(sizes: list[int], sentences: int) -> list[dict[str, object]]:
-    """Chronicles of so many chunks each, of so many sentences a chunk."""
+    """Return chronicles of ``sizes`` chunks with ``sentences`` sentences each."""
     made, at = [], 0
     for number, size in enumerate(sizes):
         chunks = [" ".join(_description(at + sentences * k + i) for i in range(sentences)) for k in range(size)]
@@ -140,7 +140,7 @@ def documents(sizes: list[int], sentences: int) -> list[dict[str, object]]:
 
 
 def _description(number: int) -> str:
-    mixed = number * 2654435761 % 2**32  # neighbours differ in all their words
+    mixed = number * 2654435761 % 2**32  # neighbours differ in every word
     words = {
         "town": TOWNS[mixed // 7 % len(TOWNS)],
         "person": PEOPLE[mixed // 61 % len(PEOPLE)],
@@ -160,31 +160,31 @@ def _sentences(text: str) -> str:
     return re.sub(r"(?:^|\. )[a-z]", lambda found: found[0].upper(), text)
 
 
-def _some(all_there_are: list[str], count: int) -> list[str]:
-    if count > len(all_there_are):
-        raise SystemExit(f"there are {len(all_there_are)} questions; {count} were asked for")
-    return all_there_are[:count]
+def _some(available: list[str], count: int) -> list[str]:
+    if count > len(available):
+        raise SystemExit(f"there are {len(available)} questions; {count} were requested")
+    return available[:count]
 
 
-def mixed(questions_asked: int, sizes: list[int], sentences: int) -> list[dict[str, object]]:
-    """Rows with a question each; so many of them, evenly spread, have a chronicle too, and what it is judged by."""
-    told = iter(documents(sizes, sentences))
-    every, rows = questions_asked // len(sizes), []
-    for number, text in enumerate(_some(questions(), questions_asked)):
-        one = next(told, None) if number % every == 0 else None
+def mixed(count: int, sizes: list[int], sentences: int) -> list[dict[str, object]]:
+    """Return rows with a question each; evenly spread rows also have a chronicle and the aspects to judge it by."""
+    chronicles = iter(documents(sizes, sentences))
+    every, rows = count // len(sizes), []
+    for number, text in enumerate(_some(questions(), count)):
+        one = next(chronicles, None) if number % every == 0 else None
         row: dict[str, object] = {"id": f"m{number:04}", "question": text, "chunks": [], "aspects": []}
         rows.append(row if one is None else row | {"chunks": one["chunks"], "aspects": ASPECTS})
     return rows
 
 
 def question_rows(count: int) -> str:
-    """JSONL of questions."""
-    asked = _some(questions(), count)
-    return _jsonl([{"id": f"q{k:05}", "question": text} for k, text in enumerate(asked)])
+    """Return questions as JSONL."""
+    chosen = _some(questions(), count)
+    return _jsonl([{"id": f"q{k:05}", "question": text} for k, text in enumerate(chosen)])
 
 
 def routed_rows(counts: dict[str, int]) -> str:
-    """CSV of requests with the model that each goes to."""
+    """Return requests as CSV, with the model of each."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("model", "question", "tokens"))
@@ -197,15 +197,15 @@ def _jsonl(rows: list[dict[str, object]]) -> str:
 
 
 def shares(count: int) -> dict[str, int]:
-    """The same mixture with another number of requests."""
-    whole = sum(ROUTED.values())
-    made = {model: max(1, n * count // whole) for model, n in ROUTED.items()}
+    """Return the same mixture with another number of requests."""
+    total = sum(ROUTED.values())
+    made = {model: max(1, n * count // total) for model, n in ROUTED.items()}
     made["mistral-7b"] += count - sum(made.values())
     return made
 
 
 def files() -> dict[str, str]:
-    """Text of every file that stands beside this one, by name."""
+    """Return the text of every file of this folder, by name."""
     tiny = {"alder": 8, "birch": 6, "cedar": 2}
     return {
         "questions.jsonl": question_rows(1000),
@@ -220,10 +220,10 @@ def files() -> dict[str, str]:
 
 
 def main(words: list[str]) -> None:
-    """Writes one file, or all."""
+    """Write one file, or all."""
     if not words:
         for name, text in files().items():
-            (HERE / name).write_text(text, encoding="utf-8")
+            (FOLDER / name).write_text(text, encoding="utf-8")
         return
     kind, count = words[0], int(words[1]) if len(words) > 1 else 0
     makes = {

@@ -74,5 +74,16 @@ def test_a_foreign_word_and_a_banned_name_are_found(tool, tmp_path, monkeypatch)
     assert [place.rpartition(" ")[2] for place in found["identifiers"]] == ["told"]
 
 
+def test_a_script_has_no_banned_name_and_a_dashboard_no_banned_phrase(tool, tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    script, dashboard = tmp_path / "script.py", tmp_path / "dashboard.json"
+    script.write_text("zwrgl = told = 1\n", "utf-8")
+    dashboard.write_text('{"title": "Who goes next", "text": "nobody"}\n', "utf-8")
+    found = tool.vocabulary([], [dashboard], [script])
+    assert found["identifiers"].keys() == {"script.py:1 told"}
+    assert found["phrases"].keys() == {"dashboard.json:1"}
+    assert not found["foreign"]
+
+
 def test_cycles_are_found(tool):
     assert tool.cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

@@ -49,7 +49,7 @@ def test_capacity_is_what_all_seats_make_while_somebody_waits(generations, seed)
 
 def test_without_anybody_who_waits_nothing_is_told():
     work = _circle.Lengths(output=(24, 0.0, 24, 24)).workload(SEATS, 0, None)
-    with pytest.raises(ValueError, match="there must be more than seats"):
+    with pytest.raises(ValueError, match="there must be more than max_num_seqs"):
         _circle.capacity_tokens_s(served(work))
 
 

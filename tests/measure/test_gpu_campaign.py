@@ -33,7 +33,7 @@ def engine(tmp_path, code, limit_s=20.0):
 def test_engine_that_hangs_is_ended_when_its_time_is_up(tmp_path):
     work, started = _circle.Lengths().workload(2, 0, None), time.monotonic()
     with engine(tmp_path, READY + "time.sleep(60)") as one:
-        with pytest.raises(EngineError, match="did not say 'done' within 0 s"):
+        with pytest.raises(EngineError, match="did not print 'done' within 0 s"):
             one.run(work, 0.3)
         assert one.process.wait(5) != 0
     assert time.monotonic() - started < 10
@@ -41,7 +41,7 @@ def test_engine_that_hangs_is_ended_when_its_time_is_up(tmp_path):
 
 def test_engine_that_never_starts_is_ended(tmp_path):
     with (
-        pytest.raises(EngineError, match="did not say 'ready' within"),
+        pytest.raises(EngineError, match="did not print 'ready' within"),
         engine(tmp_path, "import time; time.sleep(60)", 0.3),
     ):
         pass
@@ -111,7 +111,7 @@ def test_repeats_that_the_time_does_not_allow_are_left_out_and_said(monkeypatch)
     assert names[:3] == ["s-static-0", "s-half-0", "s-high-0"]
     assert len(names) < 6
     assert served.now < 70.0 + 3
-    assert any("s-high-1 left out" in line and "s are left" in line for line in said)
+    assert any("s-high-1 omitted" in line and "s are left" in line for line in said)
 
 
 def test_first_runs_share_the_time_that_there_is(monkeypatch):

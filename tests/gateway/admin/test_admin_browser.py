@@ -94,8 +94,8 @@ def test_a_busy_gateway_is_shown_as_it_is(driver, worlds) -> None:
         "return [...document.querySelectorAll('#policies tr.had td')].map(c => c.querySelectorAll('.ends').length)"
     )
     assert had == [1, 1, 1, 0, 1, 1, 1, 0, 1, 0]  # of the 99 %, and its change, too few are beyond
-    assert EVIL in text(driver, "#troubles")
-    assert driver.execute_script("return document.querySelectorAll('#troubles img').length") == 0
+    assert EVIL in text(driver, "#errors")
+    assert driver.execute_script("return document.querySelectorAll('#errors img').length") == 0
 
 
 def test_what_order_changed_is_told_of_how_many_and_until_when(driver, worlds) -> None:
@@ -109,7 +109,7 @@ def test_what_order_changed_is_told_of_how_many_and_until_when(driver, worlds) -
     count, until_s = re.search(r", of (\d+) requests, until ([\d.]+) s ago$", tile).groups()
     assert int(count) == regret["count"] > 50
     assert float(until_s) == pytest.approx(regret["until_ago_s"], abs=0.06)
-    assert f"until {until_s} s ago: as they were, mode isrtf" in text(driver, "#policies-note")
+    assert f"until {until_s} s ago: as served in mode isrtf" in text(driver, "#policies-note")
 
 
 def test_axes_of_requests_and_tokens_have_whole_ticks(driver, worlds) -> None:
@@ -144,7 +144,7 @@ def test_axes_of_requests_and_tokens_have_whole_ticks(driver, worlds) -> None:
 def test_engines_that_are_down_are_told_at_once(driver, worlds) -> None:
     look(driver, worlds[1]["down"], 1280, "dark")
     assert text(driver, "#headline") == "No engine is up"
-    assert text(driver, "#engines .why") == "down: no connection"
+    assert text(driver, "#engines .cause") == "down: no connection"
     assert driver.execute_script("return document.querySelectorAll('#engines .badge.down').length") == 3
 
 

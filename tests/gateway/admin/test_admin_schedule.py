@@ -43,10 +43,13 @@ def test_what_is_kept_and_how_it_follows_is_in_the_state():
 @pytest.mark.parametrize(
     ("now", "says"),
     [
-        (NOW, "812 requests watched: evidence that lengths moved 3.25 of the 100 of an alarm. Changed 1 time"),
-        (replace(NOW, up=False, error="its process ended with 3"), "followed no more: its process ended with 3."),
-        (replace(NOW, false_positive_rate=math.nan), "The watch over lengths is about to begin."),
-        (None, "It stays as it is"),
+        (NOW, "812 requests observed: evidence of drift 3.25; an alarm needs 100. Schedule changed 1 time"),
+        (
+            replace(NOW, up=False, error="its process ended with 3"),
+            "no longer follows the output lengths: its process ended with 3.",
+        ),
+        (replace(NOW, false_positive_rate=math.nan), "Drift detection of output lengths has not started."),
+        (None, "The schedule is fixed"),
     ],
 )
 def test_the_page_says_it(driver, now, says):
@@ -58,5 +61,5 @@ def test_the_page_says_it(driver, now, says):
         assert not driver.execute_script("return document.getElementById('schedule-section').hidden")
         assert "B_E = 6 · N_D = 5 · decode batch 34" in driver.execute_script(read, "schedule-now")
         assert says in driver.execute_script(read, "schedule-follows")
-        said = driver.execute_script(read, "schedule-said")
+        said = driver.execute_script(read, "schedule-events")
         assert said == ("" if now is None else "outputs movedChanged to RRA")

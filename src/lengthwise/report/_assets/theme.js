@@ -57,7 +57,7 @@ const theme = (() => {
     });
   }
 
-  // The library is embedded compressed, which keeps a page small; an inline script needs no network.
+  // The library is embedded compressed, for a small page; an inline script needs no network.
   async function loadPlotly() {
     const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));

@@ -1,5 +1,5 @@
 "use strict";
-// Small charts in plain SVG: colours come from the style sheet, so they follow the scheme by themselves.
+// Small charts in plain SVG; their colours come from the style sheet, so they follow the colour scheme.
 const charts = (() => {
   const NS = "http://www.w3.org/2000/svg";
   const node = (name, attributes = {}, text = "") => {
@@ -15,13 +15,13 @@ const charts = (() => {
     if (a >= 1e4) return `${+(v / 1e3).toPrecision(3)}k`;
     return `${+v.toPrecision(3)}`;
   };
-  // Requests and tokens are whole: about so many steps of 1, 2 or 5 times a power of ten, the last one at most or above.
-  function whole(most, about) {
-    const least = Math.max(1, most / about);
-    const power = 10 ** Math.floor(Math.log10(least));
-    const step = [1, 2, 5, 10].map((m) => m * power).find((v) => v >= least);
-    const steps = Math.max(1, Math.ceil(most / step));
-    return { most: step * steps, steps };
+  // Returns about `about` axis steps of 1, 2 or 5 times a power of ten that cover 0 to `top`, in integers.
+  function ticks(top, about) {
+    const smallest = Math.max(1, top / about);
+    const power = 10 ** Math.floor(Math.log10(smallest));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((v) => v >= smallest);
+    const steps = Math.max(1, Math.ceil(top / step));
+    return { top: step * steps, steps };
   }
 
   function frame(svg, left = 44, bottom = 24) {
@@ -31,21 +31,21 @@ const charts = (() => {
     svg.replaceChildren();
     return { svg, x0: left, x1: w - 8, y0: h - bottom, y1: 12, add: (...nodes) => svg.append(...nodes) };
   }
-  function yAxis(f, most, steps, format = short) {
+  function yAxis(f, top, steps, format = short) {
     for (let i = 0; i <= steps; i++) {
       const y = f.y0 + ((f.y1 - f.y0) * i) / steps;
       f.add(node("line", { class: "grid-line", x1: f.x0, x2: f.x1, y1: y, y2: y }));
-      f.add(node("text", { x: f.x0 - 8, y: y + 4, "text-anchor": "end" }, format((most * i) / steps)));
+      f.add(node("text", { x: f.x0 - 8, y: y + 4, "text-anchor": "end" }, format((top * i) / steps)));
     }
   }
 
-  // rows of [seconds ago (negative), value, ...]; one line a column.
+  // rows of [seconds ago (negative), value, ...]; one line per column.
   function lines(svg, rows, columns, spanS) {
     const f = frame(svg);
-    const { most, steps } = whole(Math.max(1, ...rows.flatMap((row) => columns.map(([c]) => row[c] || 0))), 4);
-    yAxis(f, most, steps);
+    const { top, steps } = ticks(Math.max(1, ...rows.flatMap((row) => columns.map(([c]) => row[c] || 0))), 4);
+    yAxis(f, top, steps);
     const x = (s) => f.x1 + ((f.x1 - f.x0) * s) / spanS;
-    const y = (v) => f.y0 + ((f.y1 - f.y0) * v) / most;
+    const y = (v) => f.y0 + ((f.y1 - f.y0) * v) / top;
     const minutes = spanS / 60;
     for (let m = 0; m < minutes; m += 2) {
       if (m % 4 && f.x1 < 420) continue;
@@ -61,14 +61,14 @@ const charts = (() => {
     }
   }
 
-  // Waiting requests in their order: bars of what is predicted to come.
+  // Waiting requests in dispatch order: bars of their predicted remaining tokens.
   function bars(svg, values, late, classes) {
     const f = frame(svg);
-    const { most, steps } = whole(Math.max(1, ...values), 2);
-    yAxis(f, most, steps);
+    const { top, steps } = ticks(Math.max(1, ...values), 2);
+    yAxis(f, top, steps);
     const step = Math.min(26, (f.x1 - f.x0) / Math.max(values.length, 1));
     values.forEach((value, i) => {
-      const h = Math.max(1.5, ((f.y0 - f.y1) * value) / most);
+      const h = Math.max(1.5, ((f.y0 - f.y1) * value) / top);
       const bar = node("rect", { class: late[i] ? "bar late" : "bar", x: f.x0 + i * step + 1, width: Math.max(1, step - 2), y: f.y0 - h, height: h, rx: 1.5 });
       f.add(bar);
       if (i && classes[i] !== classes[i - 1]) {

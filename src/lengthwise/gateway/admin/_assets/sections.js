@@ -1,4 +1,4 @@
-// The page's sections, each from its part of the state. All that others named goes in as text.
+// The page's sections, each drawn from its part of the state. Names from requests and engines are inserted as text only.
 const sections = (() => {
   const $ = (id) => document.getElementById(id);
   const make = (name, kind = "", text = "") => {
@@ -26,14 +26,14 @@ const sections = (() => {
     const q = s.queue, orders = ORDERS.includes(s.mode);
     $("headline").textContent = !up ? "No engine is up"
       : q.waiting ? `${many(q.waiting, "request")} wait${q.waiting === 1 ? "s" : ""}`
-      : q.running ? "Nobody waits" : "Idle";
+      : q.running ? "No request waits" : "Idle";
     $("headline").className = up ? "" : "bad";
-    $("subline").textContent = !up ? "Requests wait for an engine, and are refused when that takes too long."
-      : s.mode === "observe" ? "Nothing is ordered: the gateway watches, and tells below what order would have gained."
-      : q.waiting ? (orders ? "Order matters now: shorter ones go first." : "They go in order of arrival, or as the engines order them.")
-      : "Every request goes straight to an engine; while nobody waits, no order makes a difference.";
+    $("subline").textContent = !up ? "Requests wait for an engine; the gateway rejects those that wait too long."
+      : s.mode === "observe" ? "The gateway forwards requests in arrival order and estimates below what another order would have gained."
+      : q.waiting ? (orders ? "Requests with shorter predicted outputs are scheduled first." : "Requests are dispatched in arrival order, or in the order of the engines.")
+      : "Each request is dispatched at once; the order has no effect while the queue is empty.";
     const facts = [`mode ${s.mode}`, `${up} of ${many(s.workers.length, "engine")} up`, `running ${seconds(s.up_s)}`];
-    if (s.max_wait_s !== null) facts.push(`nobody is passed over beyond ${seconds(s.max_wait_s)}`);
+    if (s.max_wait_s !== null) facts.push(`waiting bound ${seconds(s.max_wait_s)}`);
     $("facts").replaceChildren(...facts.map((text) => make("li", "", text)));
   }
 
@@ -43,12 +43,12 @@ const sections = (() => {
     const r = s.regret, gain = r.count ? r.mean_s / r.fcfs_s : null;
     const sure = (s.policies.find((row) => row.mean_change) || { mean_change: [null, null, null] }).mean_change;
     const rows = [
-      ["Waiting", charts.short(q.waiting), q.waiting ? `longest ${seconds(q.oldest_wait_s)}` : "nobody"],
+      ["Waiting", charts.short(q.waiting), q.waiting ? `longest ${seconds(q.oldest_wait_s)}` : "queue empty"],
       ["At engines", charts.short(q.running), "requests"],
-      ["Wait if you came now", up ? seconds(q.predicted_wait_s) : "–", up ? "predicted" : "no engine is up"],
+      ["Estimated wait", up ? seconds(q.predicted_wait_s) : "–", up ? "of a new request" : "no engine is up"],
       ["Backlog", up ? seconds(q.backlog_s) : "–", many(q.backlog_tokens, "token")],
-      ["Output", last ? charts.short(last[3]) : "–", "tokens a second"],
-      ["JCT against FCFS", signed(gain), r.count ? `${seconds(r.jct_s)} against ${seconds(r.fcfs_s)}, of ${many(r.count, "request")}, until ${seconds(r.until_ago_s)} ago` : "no request yet", gain < -0.005 && sure[2] !== null && sure[2] < 0 ? "good" : gain > 0.005 && sure[1] > 0 ? "bad" : ""],
+      ["Output", last ? charts.short(last[3]) : "–", "tokens per second"],
+      ["JCT against FCFS", signed(gain), r.count ? `${seconds(r.jct_s)} against ${seconds(r.fcfs_s)}, of ${many(r.count, "request")}, until ${seconds(r.until_ago_s)} ago` : "no finished request", gain < -0.005 && sure[2] !== null && sure[2] < 0 ? "good" : gain > 0.005 && sure[1] > 0 ? "bad" : ""],
     ];
     $("tiles").replaceChildren(...rows.map(([name, value, hint, look = ""]) =>
       put(make("li"), make("p", "name", name), make("p", `value ${look}`, value), make("p", "hint", hint))));
@@ -65,8 +65,8 @@ const sections = (() => {
     $("next-none").hidden = !none;
     $("next").toggleAttribute("hidden", none);
     $("next-note").textContent = none ? "" :
-      `The first ${order.length} of ${s.queue.waiting} in their order; height: predicted tokens still to come. ` +
-      `Orange has waited ${seconds(s.max_wait_s)} and goes before all others.`;
+      `The first ${order.length} of ${s.queue.waiting} waiting requests in dispatch order; height: predicted remaining tokens. ` +
+      `Orange: waited at least ${seconds(s.max_wait_s)}, dispatched before all others.`;
     if (!none) charts.bars($("next"), order.map((one) => one.left), 
       order.map((one) => s.max_wait_s !== null && one.queued_for_s >= s.max_wait_s), order.map((one) => one.priority));
   }
@@ -78,11 +78,11 @@ const sections = (() => {
   }
   function engines(s) {
     const cards = s.workers.map((w) => {
-      const state = w.up ? (w.breaker === "half-open" ? "on trial" : "up") : w.breaker === "open" ? "circuit open" : "down";
+      const state = w.up ? (w.breaker === "half-open" ? "probing" : "up") : w.breaker === "open" ? "circuit open" : "down";
       const card = put(make("li"), put(make("div", "head"), make("h3", "", w.name), make("span", `badge ${w.up ? "" : "down"}`, state)));
       card.append(make("p", "model", [w.kind, ...w.models].filter(Boolean).join(" · ") || "unknown"));
-      if (w.cause) card.append(make("p", "why", w.cause));
-      card.append(gauge("in flight of cap", `${w.in_flight} / ${w.cap ?? "–"}`, w.cap ? w.in_flight / w.cap : 0));
+      if (w.cause) card.append(make("p", "cause", w.cause));
+      card.append(gauge("in flight / limit", `${w.in_flight} / ${w.cap ?? "–"}`, w.cap ? w.in_flight / w.cap : 0));
       if (w.kv_used !== null) card.append(gauge("KV cache", percent(w.kv_used), w.kv_used, w.kv_used > 0.9 ? "high" : "kv"));
       const facts = [];
       if (w.running !== null) facts.push(`runs ${charts.short(w.running)}`);
@@ -91,7 +91,7 @@ const sections = (() => {
       facts.push(`backlog ${many(Math.round(w.backlog_tokens), "token")}`);
       return put(card, make("p", "model", facts.join(" · ")));
     });
-    $("engines").replaceChildren(...(cards.length ? cards : [make("li", "muted", "No engine is known yet.")]));
+    $("engines").replaceChildren(...(cards.length ? cards : [make("li", "muted", "No engine has been discovered.")]));
   }
 
   function schedule(s) {
@@ -100,24 +100,24 @@ const sections = (() => {
     if (!now) return;
     const p = now.phases, f = now.follows;
     const facts = [`B_E = ${p.prefill_batch}`, `N_D = ${p.decode_steps}`];
-    if (p.decode_batch !== null) facts.push(`decode batch ${charts.short(p.decode_batch)} in the mean`);
-    if (p.max_in_flight !== null) facts.push(`at most ${p.max_in_flight} at an engine`);
-    if (p.threshold !== null) facts.push(`resized within ${percent(p.threshold)} of ${charts.short(p.mean_prompt_tokens)} prompt tokens a request`);
+    if (p.decode_batch !== null) facts.push(`decode batch ${charts.short(p.decode_batch)} on average`);
+    if (p.max_in_flight !== null) facts.push(`at most ${p.max_in_flight} in flight per engine`);
+    if (p.threshold !== null) facts.push(`batches resized within ${percent(p.threshold)} of ${charts.short(p.mean_prompt_tokens)} prompt tokens per request`);
     $("schedule-now").textContent = facts.join(" · ");
-    $("schedule-follows").textContent = !f ? "It stays as it is, whatever lengths requests have."
-      : !f.up ? `Lengths are followed no more: ${f.error}.`
-      : f.alarm === null ? "The watch over lengths is about to begin."
-      : `${many(f.observed, "request")} watched: evidence that lengths moved ${charts.short(f.evidence)} of the ${charts.short(f.alarm)} of an alarm. ` +
-        `Changed ${many(f.changed, "time")}, left as it was ${many(f.left, "time")}, planning failed ${many(f.failed, "time")}.` +
-        (f.last.length ? ` The last of it, ${seconds(f.last_ago_s)} ago:` : "");
-    $("schedule-said").replaceChildren(...(f ? f.last : []).map((text) => make("li", "muted", text)));
+    $("schedule-follows").textContent = !f ? "The schedule is fixed: it does not follow the output lengths."
+      : !f.up ? `The schedule no longer follows the output lengths: ${f.error}.`
+      : f.alarm === null ? "Drift detection of output lengths has not started."
+      : `${many(f.observed, "request")} observed: evidence of drift ${charts.short(f.evidence)}; an alarm needs ${charts.short(f.alarm)}. ` +
+        `Schedule changed ${many(f.changed, "time")}, retained ${many(f.left, "time")}, replanning failed ${many(f.failed, "time")}.` +
+        (f.last.length ? ` Latest event, ${seconds(f.last_ago_s)} ago:` : "");
+    $("schedule-events").replaceChildren(...(f ? f.last : []).map((text) => make("li", "muted", text)));
   }
 
   function lengths(s) {
     const l = s.lengths;
     $("lengths-note").textContent = !l.count ? "No request has finished within the last ten minutes." :
       `${many(l.count, "request")} of the last ten minutes: ${percent(l.within_2x)} predicted within a factor of 2, ` +
-      `typical ratio ${charts.short(l.bias)}; of two requests the longer one was predicted longer ${percent(l.concordance)} of the time (50 % is guessing).`;
+      `median ratio ${charts.short(l.bias)}; ${percent(l.concordance)} of request pairs predicted in the right order (50 % is chance).`;
     $("lengths").hidden = !l.count;
     if (!l.count) return;
     charts.scatter($("scatter"), l.points);
@@ -141,8 +141,8 @@ const sections = (() => {
     $("times-none").hidden = Boolean(s.times.length);
   }
 
-  const NAMES = { fcfs: "first come, first served", srtf: "shortest predicted first", isrtf: "the same, with preemption", oracle: "lengths known, no preemption" };
-  const KINDS = { had: "as it was", shadow: "shadow queue of the same requests", simulated: "simulated on this traffic" };
+  const NAMES = { fcfs: "first come, first served", srtf: "shortest predicted remainder first", isrtf: "the same, with preemption", oracle: "known lengths, without preemption" };
+  const KINDS = { had: "as served", shadow: "shadow queue of the same requests", simulated: "simulated on this traffic" };
   const unit = (s) => (s >= 7200 ? [3600, "h"] : s >= 180 ? [60, "min"] : s >= 1 ? [1, "s"] : [0.001, "ms"]);
   // A value over its interval, both in the unit of the value.
   function estimate([value, low, high], [size, name], show) {
@@ -155,10 +155,10 @@ const sections = (() => {
   function policies(s) {
     const rows = s.policies, had = rows.find((row) => row.kind === "had");
     $("policies-section").hidden = !rows.length;
-    $("policies-note").textContent = (had ? `The last ${many(had.count, "request")} that came before all who are still in, ` +
-      `until ${seconds(s.regret.until_ago_s)} ago: as they were, mode ${had.name}, and as a queue in order of arrival would have served the same ones at the same speed. ` : "") +
-      "Below a number its 95 % interval. JCT: from arrival to end. Queue: waiting in the gateway; an engine's own queue is in the JCT alone.";
-    const groups = [["", 1], ["JCT", 4], ["queue", 4], ["JCT to FCFS", 2]].map(([text, span]) => {
+    $("policies-note").textContent = (had ? `The last ${many(had.count, "request")} that arrived before every unfinished request, ` +
+      `until ${seconds(s.regret.until_ago_s)} ago: as served in mode ${had.name}, and as an FCFS queue of the same speed would have served them. ` : "") +
+      "Below each number: its 95 % interval. JCT: from arrival to the last token. Queue: time in the gateway's queue; time in an engine's queue counts in the JCT only.";
+    const groups = [["", 1], ["JCT", 4], ["queue", 4], ["change against FCFS", 2]].map(([text, span]) => {
       const cell = make("th", "group", text);
       cell.colSpan = span;
       return cell;
@@ -175,18 +175,18 @@ const sections = (() => {
   function observed(s) {
     const o = s.observed;
     $("observed-section").hidden = !o && s.mode !== "observe";
-    $("verdict").textContent = o ? o.decision : "Looking";
+    $("verdict").textContent = o ? o.decision : "Estimating";
     $("verdict").className = `verdict ${o && o.decision === "switch on" ? "good" : ""}`;
-    $("verdict-why").textContent = o ? o.description : "The traffic is looked back at every few minutes.";
+    $("verdict-reason").textContent = o ? o.description : "The gateway evaluates recent traffic every few minutes.";
   }
 
-  function troubles(s) {
+  function errors(s) {
     const outcomes = Object.entries(s.counts.outcomes).map(([name, n]) => `${charts.short(n)} ${name.replace("_", " ")}`);
     if (s.counts.preemptions) outcomes.push(many(s.counts.preemptions, "preemption"));
-    if (s.counts.failovers) outcomes.push(many(s.counts.failovers, "fail-over"));
-    $("counts").textContent = outcomes.length ? `Since the start: ${outcomes.join(", ")}.` : "Nothing has happened yet.";
-    $("troubles-box").hidden = !s.troubles.length;
-    table("troubles", ["what", "times", "last", "model", "engine"], s.troubles.map((one) =>
+    if (s.counts.failovers) outcomes.push(many(s.counts.failovers, "failover"));
+    $("counts").textContent = outcomes.length ? `Since the start: ${outcomes.join(", ")}.` : "No request has finished since the start.";
+    $("errors-box").hidden = !s.troubles.length;
+    table("errors", ["error", "times", "last", "model", "engine"], s.troubles.map((one) =>
       put(make("tr"), make("th", "", one.what), make("td", "", charts.short(one.count)), make("td", "", one.ago_s < 1 ? "now" : `${seconds(one.ago_s)} ago`),
         make("td", "wide", one.model), make("td", "wide", one.worker))));
   }
@@ -197,8 +197,8 @@ const sections = (() => {
     const listed = (v) => Object.entries(v).map(([k, x]) => `${k.replaceAll("_", " ")} ${x && typeof x === "object" ? `(${listed(x)})` : plain(x)}`).join(", ");
     const deep = (v) => typeof v === "object" && Object.values(v).some((x) => x && typeof x === "object");
     $("prediction").replaceChildren(...rows.map(([name, value]) =>
-      put(make("div", deep(value) ? "whole" : ""), make("dt", "", name.replaceAll("_", " ")), make("dd", "", plain(value)))));
+      put(make("div", deep(value) ? "wide" : ""), make("dt", "", name.replaceAll("_", " ")), make("dd", "", plain(value)))));
   }
 
-  return { all: [headline, tiles, over, next, schedule, engines, lengths, policies, times, observed, troubles, prediction] };
+  return { all: [headline, tiles, over, next, schedule, engines, lengths, policies, times, observed, errors, prediction] };
 })();

@@ -94,7 +94,7 @@
     element("one-label").hidden = !single();
   }
 
-  // One draggable line per limit on this metric; the inputs beside the figure do the same by keyboard.
+  // One draggable line per limit on this metric; the inputs next to the figure do the same by keyboard.
   function lines() {
     plot.querySelectorAll(".slo").forEach((line) => line.remove());
     plot.querySelector(".ring")?.remove();
