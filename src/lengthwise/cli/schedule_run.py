@@ -225,7 +225,7 @@ def write(done: ScheduleRun, json: Path | None, out: Path | None, *, quiet: bool
     from lengthwise.report.json_file import finite
     from lengthwise.usecases.schedule_run import schedule_run_json
 
-    text = json_module.dumps(schedule_run_json(done), indent=2, ensure_ascii=False) + "\n"
+    text = schedule_run_json(done)
     if json is not None:
         outputs.write_text(json, text, quiet=quiet)
     if out is None:

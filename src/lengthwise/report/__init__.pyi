@@ -1,5 +1,5 @@
 from .binding import Binding, bound_by, mean_queued_s, what_binds
-from .compare import compare_table, write_compare_html, write_compare_json
+from .compare import compare_table, exceeded_bounds, write_compare_html, write_compare_json
 from .formatting import percent, rounded
 from .json_file import write_json
 from .lab import lab_table, write_lab_html, write_lab_json
@@ -15,6 +15,7 @@ __all__ = [
     "Result",
     "bound_by",
     "compare_table",
+    "exceeded_bounds",
     "lab_table",
     "limit_text",
     "mean_queued_s",
