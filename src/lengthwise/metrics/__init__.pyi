@@ -1,7 +1,7 @@
 from .columns import frame, request_column, request_columns
 from .comparison import LATENCIES, STATS, Comparison, MetricDistance, MetricError, Side, compare
 from .distribution import QUANTILES, STATISTICS, Distribution, weighted_quantiles
-from .extrapolation import Beyond, beyond_reach, worst_of
+from .extrapolation import Extrapolation, beyond_reach, worst_of
 from .hardware import SHARES, Cost, Hardware, gpu_power_w, hardware_of, model_flops, moved_bytes
 from .pooling import combine, difference, with_model_error
 from .summary import Counts, Goodput, Intervals, Rates, Slo, Summary, summarize
@@ -12,11 +12,11 @@ __all__ = [
     "SHARES",
     "STATISTICS",
     "STATS",
-    "Beyond",
     "Comparison",
     "Cost",
     "Counts",
     "Distribution",
+    "Extrapolation",
     "Goodput",
     "Hardware",
     "Intervals",

@@ -3,7 +3,7 @@ from .contract import Predictor, Prompts, Samples
 from .distribution import LEVELS, LengthDistribution
 from .empirical import BucketEcdf, Constant, Ecdf
 from .encoder import Encoder
-from .evaluation import Evaluation, Knowable, evaluate, knowable
+from .evaluation import Evaluation, ExplainableVariance, evaluate, explainable_variance
 from .lexical import Lexical
 from .oracle import BinNeighbour, Confusion, LogNormalError, Oracle, Quantised, Reversed, Same, Truthful
 from .sample_files import read, read_prompts, split
@@ -22,8 +22,8 @@ __all__ = [
     "Encoder",
     "Ensemble",
     "Evaluation",
+    "ExplainableVariance",
     "Guarded",
-    "Knowable",
     "LengthDistribution",
     "Lexical",
     "LogNormalError",
@@ -38,7 +38,7 @@ __all__ = [
     "attach",
     "default",
     "evaluate",
-    "knowable",
+    "explainable_variance",
     "load",
     "opened",
     "read",

@@ -60,11 +60,11 @@ def _simulated(plan: Plan) -> list[int]:
     return [i for i, choice in enumerate(plan.choices) if choice.at or choice.points or choice.status in ran]
 
 
-def _shown(plan: Plan, most: int) -> list[int]:
+def _shown(plan: Plan, limit: int) -> list[int]:
     """Return the indices of the simulated choices on the page: the best, those of fronts and shifts, the next best."""
     named = {trade.choice for trades in plan.frontiers.values() for trade in trades} | {s.choice for s in plan.shifts}
     is_other = {i: i > 0 and named.isdisjoint((plan.choices[i].name, plan.choices[i].key)) for i in _simulated(plan)}
-    return sorted(sorted(is_other, key=lambda i: (is_other[i], i))[:most])
+    return sorted(sorted(is_other, key=lambda i: (is_other[i], i))[:limit])
 
 
 def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:

@@ -54,6 +54,6 @@ def cancel_app(folder: Path, store: str | None = None) -> bool:
 
 def _ledger(folder: Path, store: str | None) -> str:
     run = RunFolder(folder, store)
-    if run.store is None and not run.is_begun:
+    if run.store is None and not run.has_run:
         raise InputError(f"{folder} must be the folder of a run (app run --out); it has none")
     return run.place

@@ -12,7 +12,7 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of
 from lengthwise.config.sections import SearchSection
 from lengthwise.cost import model_error
-from lengthwise.metrics import Beyond
+from lengthwise.metrics import Extrapolation
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
@@ -36,7 +36,7 @@ class VariantCapacity:
     capacity: Capacity
     at: Point | None  # all numbers at the lower end of its interval; None if no rate meets the limits
     # Where a run at that rate passes the range of the measurements behind the cost tables.
-    out_of_range: tuple[Beyond, ...] = ()
+    out_of_range: tuple[Extrapolation, ...] = ()
     # A warning that the file of cost tables does not record its origin; "" without reason.
     tables_note: str = ""
 
@@ -74,7 +74,7 @@ def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     engine.warm_up()  # otherwise every thread would compile it
     found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
     at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)
-    out_of_range: tuple[Beyond, ...] = ()
+    out_of_range: tuple[Extrapolation, ...] = ()
     if at is not None and served.cost.evidence.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)
         out_of_range = metrics.beyond_reach(records, served)
