@@ -142,22 +142,17 @@ def run(
 
 def show(found: Calibration) -> None:
     """Print errors, parameters, and how reliable both are."""
-    from lengthwise.usecases.calibrate import (
-        ERROR_HEADS,
-        PARAMETER_HEADS,
-        error_row,
-        parameter_row,
-        reliability,
-        urgent,
-    )  # fmt: skip
+    from lengthwise.usecases.calibrate import error_table, parameter_table, reliability, urgent
 
     out = console()
     for warning in urgent(found):
         out.print(warning, highlight=False)
     out.print(f"errors on {found.held_out} held-out requests ({found.split}):", highlight=False)
-    print_table(ERROR_HEADS, [error_row(score) for score in found.scores], drops=["measured"])
+    heads, *errors = error_table(found)
+    print_table(heads, errors, drops=["measured"])
     out.print()
-    print_table(PARAMETER_HEADS, [parameter_row(parameter) for parameter in found.parameters])
+    heads, *parameters = parameter_table(found)
+    print_table(heads, parameters)
     out.print()
     for line in reliability(found):
         out.print(line, highlight=False)

@@ -178,15 +178,18 @@ def _run_demo(engine_python: str | None, port: int | None, admin_port: str | Non
 
 def _report(journal: Path, config_file: Path | None, overrides: list[str], json: Path | None, *, quiet: bool) -> None:
     """Print what length-aware scheduling would have gained on a journal's traffic."""
-    from lengthwise.gateway.observe import text_report
-    from lengthwise.usecases.serve import gain_json, journal_gain
+    from lengthwise import config
+    from lengthwise.gateway import observe
+    from lengthwise.report.json_file import json_text
 
     outputs.require_answers(json, None, [journal])
-    found = journal_gain(journal, config_file, overrides)
+    engines = ["http://localhost"] if config_file is None else []  # required, and not contacted
+    settings = config.load_gateway(config_file, [*overrides, "listen.journal=null"], engines)
+    found = observe.report(journal, settings.config.order)
     if not quiet and json != outputs.STDOUT:
-        typer.echo(text_report(found))
+        typer.echo(observe.text_report(found))
     if json is not None:
-        outputs.write_text(json, gain_json(found), quiet=quiet)
+        outputs.write_text(json, json_text("gain", observe.as_json(found)), quiet=quiet)
 
 
 def _check(settings: GatewaySettings) -> None:

@@ -115,11 +115,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def plural(number: int, noun: str) -> str:
-    """Return "1 stage", "2 stages"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def gib(value: float) -> str:
     """Return bytes in GiB."""
     return f"{value / 2**30:,.2f} GiB"

@@ -31,10 +31,7 @@ def amount(value: float) -> str:
 
 def two_digits(value: float) -> str:
     """Return two significant digits, never with an exponent: 0.0123 gives "0.012", 104 gives "104"."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    decimals = max(0, 1 - math.floor(math.log10(abs(float(f"{value:.1e}")))))
-    return f"{value:,.{decimals}f}"
+    return f"{value:,.{_decimals(float(f'{value:.1e}'), 2)}f}"
 
 
 def span(low: float, high: float) -> str:

@@ -57,10 +57,6 @@ def calibration_json(found: Calibration) -> str:
     return json_text("calibration", {"warnings": found.warnings, **results, "tables": tables})
 
 
-ERROR_HEADS = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
-PARAMETER_HEADS = ("parameter", "before", "after", "95 % interval", "identified")
-
-
 def urgent(found: Calibration) -> tuple[str, ...]:
     """Return what must be read before the numbers: what became worse, warnings, and runs of unknown origin."""
     return (*found.warnings, *found.origin)
@@ -91,8 +87,8 @@ def write_html(path: Path, found: Calibration) -> None:
         heading=found.tables.evidence.source,
         metadata=[f"{found.fitted:,} requests fitted to", f"{found.held_out:,} held out", f"changed: {fitted}"],
         warnings=urgent(found),
-        errors=[ERROR_HEADS, *map(error_row, found.scores)],
-        factors=[PARAMETER_HEADS, *map(parameter_row, found.parameters)],
+        errors=error_table(found),
+        factors=parameter_table(found),
         trust=[*reliability(found), f"Held out: {found.split}."],
         cdfs=[CdfPair(**dataclasses.asdict(curve)) for curve in found.curves],
     )
@@ -111,9 +107,9 @@ def markdown(found: Calibration) -> str:
             f"# {found.tables.evidence.source}",
             *(f"\n**{warning}**" for warning in urgent(found)),
             f"\nErrors on {found.held_out} held-out requests ({found.split}):\n",
-            table(ERROR_HEADS, *map(error_row, found.scores)),
+            table(*error_table(found)),
             "",
-            table(PARAMETER_HEADS, *map(parameter_row, found.parameters)),
+            table(*parameter_table(found)),
             "",
             *(f"- {line}" for line in reliability(found)),
             "",
@@ -121,8 +117,13 @@ def markdown(found: Calibration) -> str:
     )
 
 
-def error_row(score: Score) -> list[str]:
-    """Return the cells under ERROR_HEADS."""
+def error_table(found: Calibration) -> list[Sequence[str]]:
+    """Return heads and rows of the errors."""
+    heads = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
+    return [heads, *map(_error_row, found.scores)]
+
+
+def _error_row(score: Score) -> list[str]:
     each = score.statistic == "each"
     percent = "{:.1%}".format if each else "{:+.1%}".format
     statistic, measured = ("mean of each", "") if each else (score.statistic, _seconds(score.measured))
@@ -130,8 +131,12 @@ def error_row(score: Score) -> list[str]:
     return [score.run, score.metric.upper(), statistic, measured, *errors]
 
 
-def parameter_row(p: Parameter) -> list[str]:
-    """Return the cells under PARAMETER_HEADS."""
+def parameter_table(found: Calibration) -> list[Sequence[str]]:
+    """Return heads and rows of the parameters."""
+    return [("parameter", "before", "after", "95 % interval", "identified"), *map(_parameter_row, found.parameters)]
+
+
+def _parameter_row(p: Parameter) -> list[str]:
     number = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
     # 0 seconds of a client: not known.
     before, after = ("-" if p.name == "client" and not value else number(value) for value in (p.prior, p.value))
