@@ -53,9 +53,9 @@ def mean_estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
     return Estimate(float(column.mean()), float(t_half_width(column, level)))
 
 
-def bootstrap_half_width(draws: npt.ArrayLike, blocks: int, level: float, axis: int = -1) -> Any:
+def bootstrap_half_width(draws: Floats, blocks: int, level: float, axis: int = -1) -> Any:
     """Return the half-width of a statistic's t interval, from bootstrap draws of ``blocks`` blocks."""
-    return t_quantile(level, blocks - 1) * np.std(draws, axis=axis, ddof=1)
+    return t_quantile(level, blocks - 1) * draws.std(axis=axis, ddof=1)
 
 
 def joint_widening(level: float, count: int, degrees: int) -> float:
@@ -68,7 +68,7 @@ def lag_one_correlation(rows: Floats) -> Floats:
     deviations = rows - rows.mean(axis=0)
     scale = (deviations**2).sum(axis=0)
     lag = (deviations[1:] * deviations[:-1]).sum(axis=0)
-    return np.divide(lag, scale, out=np.zeros_like(lag), where=scale > 0)
+    return np.asarray(np.divide(lag, scale, out=np.zeros_like(lag), where=scale > 0))
 
 
 def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:
