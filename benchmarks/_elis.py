@@ -145,7 +145,7 @@ def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ..
     own = {RETAINED: unbounded("sjf"), PREEMPTIVE: replace(unbounded("isrtf"), preemption=IMPROVEMENT)}
     for name, scheduler in own.items():
         made.append(Contestant(name, scheduler))
-        made += [Contestant(f"{name}, wait {w:g}", scheduler, longest_wait=w) for w in waits]
+        made += [Contestant(f"{name}, wait {w:g}", scheduler, max_wait_factor=w) for w in waits]
         ages = AGES if others else ()
         made += [Contestant(f"{name}, aged {w:g}", replace(scheduler, rank=f"aged(weight={w:g})")) for w in ages]
     return tuple(made)

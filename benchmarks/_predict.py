@@ -15,7 +15,7 @@ from _harness import cpu_seconds
 
 from lengthwise.predict import Ensemble, Prompts, Samples
 from lengthwise.predict.encoder import Encoder
-from lengthwise.predict.evaluation import Evaluation, evaluate, kendall, knowable, latency_ms
+from lengthwise.predict.evaluation import Evaluation, evaluate, explainable_variance, kendall, latency_ms
 from lengthwise.predict.features import is_mathematics
 from lengthwise.predict.lexical import Lexical
 from lengthwise.predict.sample_files import Split, split
@@ -50,7 +50,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     )
     sizes = {"samples": len(parts.train), "prompts": len(set(parts.train.prompts.text))}
     sizes |= {"near_duplicates": parts.near_duplicates, "held_out": [asdict(band) for band in model.held_out_]}
-    known = knowable(*_texts.sample_lengths(text), draws=draws)  # of the variance of lengths, between prompts
+    known = explainable_variance(*_texts.sample_lengths(text), draws=draws)
     rows = {
         "predict.lexical_tau": number(inside.scores["tau"]) | sizes,
         "predict.lexical_scores": {name: number(inside.scores[name]) for name in SCORES[1:-1]},

@@ -91,7 +91,7 @@ APP_MEANINGS = {
     "calls.NAME.model_from": "Field of the row that names the model.",
     "calls.NAME.messages": "Instead of `prompt`: `[{ role, content }]`, each a template.",
     "calls.NAME.known_tokens": "Field of the row with the output length, if it is known in advance.",
-    "calls.NAME.longest_tokens": "Field of the row with the maximum output length.",
+    "calls.NAME.max_tokens_field": "Field of the row with the maximum output length.",
     "calls.NAME.prompt_tokens": "Field of the row with the prompt length, without text from other calls.",
     "cluster.nodes": 'GPUs: `"8xA100-80GB"`, with `@pairs` if NVLink joins pairs, `@NODE` for a node of the catalog or of a .toml file; '
     "or a node of the catalog.",

@@ -53,6 +53,24 @@ def mean_estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
     return Estimate(float(column.mean()), float(t_half_width(column, level)))
 
 
+def bootstrap_half_width(draws: Floats, blocks: int, level: float, axis: int = -1) -> Any:
+    """Return the half-width of a statistic's t interval, from bootstrap draws of ``blocks`` blocks."""
+    return t_quantile(level, blocks - 1) * draws.std(axis=axis, ddof=1)
+
+
+def joint_widening(level: float, count: int, degrees: int) -> float:
+    """Return the factor by which ``count`` t intervals that hold at once are wider than one alone (Bonferroni)."""
+    return t_quantile(1 - (1 - level) / count, degrees) / t_quantile(level, degrees)
+
+
+def lag_one_correlation(rows: Floats) -> Floats:
+    """Return [k] correlations of neighbouring rows of [n, k]; 0 for columns without variance."""
+    deviations = rows - rows.mean(axis=0)
+    scale = (deviations**2).sum(axis=0)
+    lag = (deviations[1:] * deviations[:-1]).sum(axis=0)
+    return np.asarray(np.divide(lag, scale, out=np.zeros_like(lag), where=scale > 0))
+
+
 def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:
     """Return half-widths [k] around ``center`` [k] from the same statistics [b, k] of consecutive batches.
 
@@ -63,10 +81,7 @@ def batch_half_width(batches: Floats, center: Floats | float, level: float) -> F
     """
     n = len(batches)
     variance = ((batches - center) ** 2).sum(axis=0) / (n - 1)
-    deviations = batches - batches.mean(axis=0)
-    scale = (deviations**2).sum(axis=0)
-    lag = (deviations[1:] * deviations[:-1]).sum(axis=0)
-    r = np.clip(np.divide(lag, scale, out=np.zeros_like(lag), where=scale > 0), 0.0, _MAX_CORRELATION)
+    r = np.clip(lag_one_correlation(batches), 0.0, _MAX_CORRELATION)
     return np.asarray(t_quantile(level, n - 1) * np.sqrt(variance / n * (1 + r) / (1 - r)))
 
 

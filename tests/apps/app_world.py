@@ -43,7 +43,7 @@ def split(most=4):
         MODELS,
         [
             Call("plan", "a", "Plan {{ topic }}"),
-            Call("step", "b", "Do {{ item }}", fan=each("plan.splitlines()", most=most, expected=2)),
+            Call("step", "b", "Do {{ item }}", fan=each("plan.splitlines()", max_items=most, expected=2)),
             Call("join", "c", "Join {{ step | join('+') }}"),
         ],
     )

@@ -30,7 +30,7 @@ def app(*calls, loops=(), models=MODELS):
         (lambda: app(Call("x", "a", "one\ntwo {{ foo")), r"call 'x': .* line 2: .*two \{\{ foo"),
         (lambda: app(Call("x", "a", "hi", when="1 +")), "call 'x': an? .*Jinja2"),
         (lambda: app(Call("x", "a", "{{ previous }}")), "it is in neither"),
-        (lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=each("p.split()"))), "needs most"),
+        (lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=each("p.split()"))), "needs max_items"),
         (lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=over("p.split()"))), "list in the row"),
         (lambda: app(Call("x", ("a", "b"), "hi", fan=each("items"))), "cannot fan out as well"),
         (lambda: app(Call("x", "a", (("user", "hi"),), api="completion")), "takes one prompt"),

@@ -104,7 +104,7 @@ def test_lengths_that_rows_tell_are_taken():
         (ensemble(), [], "there are none"),
         (ensemble(), [{"questoin": "q"}], "Did you mean: questoin"),
         (chain(), [{"chunks": "abc"}], "must be a list; in row 0 it is str"),
-        (App(MODELS, [Call("x", "a", "{{ item }}", fan=each("l", most=1))]), [{"l": [1, 2]}], "row 0 has 2"),
+        (App(MODELS, [Call("x", "a", "{{ item }}", fan=each("l", max_items=1))]), [{"l": [1, 2]}], "row 0 has 2"),
     ],
 )
 def test_rows_that_are_no_good_are_told(app, rows, report):

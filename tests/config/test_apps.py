@@ -55,7 +55,7 @@ model_from = "who"
 prompt = "Again {{ previous.again }}"
 [loops.round]
 calls = ["again"]
-most = 3
+max_rounds = 3
 until = "'x' in again"
 until_share = 0.25
 [cluster]
@@ -191,7 +191,7 @@ def test_yaml_says_the_same(folder):
         (["run.launcher=cloud"], "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
         (["run.engines.small.urls=[]"], "small has none"),
         (["run.lease=never"], "run.lease: must be seconds"),
-        (["loops.round.most=0"], "loops.round.most: must be at least 1"),
+        (["loops.round.max_rounds=0"], "loops.round.max_rounds: must be at least 1"),
         (["nmae=x"], "nmae: there is no such key; did you mean name?"),
     ],
 )

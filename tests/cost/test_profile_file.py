@@ -92,7 +92,7 @@ def test_a_cut_off_file_is_refused(tmp_path):
 
 
 def rewritten(tmp_path, version=1, **columns):
-    about = {"version": version, "facts": {"name": "n", "source": "s", "gpu": "g"}}
+    about = {"version": version, "metadata": {"name": "n", "source": "s", "gpu": "g"}}
     frame = pl.DataFrame({"operator": ["host"], "seconds": [1.0]} | columns)
     frame.write_parquet(tmp_path / "a.parquet", metadata={"lengthwise.profile": json.dumps(about)})
     return tmp_path / "a.parquet"

@@ -117,7 +117,7 @@ def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
         assert cycles.count((prefill_batch, decode_steps)) >= 4, cycles
         assert 'lengthwise_phase_plan{of="decode_steps"} 4.0' in metrics
         assert f'lengthwise_phase_prefill_batch_requests_count{{worker="e0"}} {len(heard.phases)}.0' in metrics
-        assert 'lengthwise_phases_total{ended="steps",worker="e0"}' in metrics
+        assert 'lengthwise_phases_total{cause="steps",worker="e0"}' in metrics
 
     run(work)
 

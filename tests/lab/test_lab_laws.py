@@ -167,7 +167,7 @@ def test_a_predictor_may_only_predict(small) -> None:
 
 def test_a_bound_on_waiting_is_a_multiple_of_what_fcfs_waits(small) -> None:
     base = Scheduler(rank="sjf", memory="paged_by_chunk")
-    bound = [Contestant(f"within {x:g}", base, longest_wait=x) for x in (1e-6, 0.7, 1e6)]
+    bound = [Contestant(f"within {x:g}", base, max_wait_factor=x) for x in (1e-6, 0.7, 1e6)]
     made = small.succeeded(policies=(Contestant("sjf", base), *bound), predictors=("oracle",), loads=(4.0,))
     fcfs, free = of(made, "fcfs", "", 4.0), of(made, "sjf", "oracle", 4.0)
     tight, middle, loose = (of(made, policy.name, "oracle", 4.0) for policy in bound)

@@ -22,7 +22,7 @@ RANKS = (
     "fcfs", "sjf", "srtf", "ljf", "gittins", "hrrn", "vtc", "shortest_prompt", "priority", "completed_batches",
     "aged(weight=30)", "aged_gittins(weight=5)", "mlfq(quantum=4, levels=3)",
 )  # fmt: skip
-PREEMPTION_MODES = ("never", "by_rank", "is_improvement", "worth(factor=0.1, most=2)")
+PREEMPTION_MODES = ("never", "by_rank", "is_improvement", "worth(factor=0.1, max_preemptions=2)")
 WRONG = ("random", "reversed", "constant", "huge", "zero", "true")
 
 

@@ -124,7 +124,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
     ranks = [*sorted(known("rank")), *FAMILIES]
     beyond = {
         "preemption": draw(
-            st.sampled_from(["never", "never", "by_rank", "is_improvement", "worth(factor=0.1, most=2)"])
+            st.sampled_from(["never", "never", "by_rank", "is_improvement", "worth(factor=0.1, max_preemptions=2)"])
         ),
         "binning": draw(st.sampled_from([None, None, None, "one", "bins(boundaries=[5.0, 50.0])"])),
         "max_wait_s": draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),

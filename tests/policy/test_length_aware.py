@@ -76,7 +76,7 @@ def test_worth_it_does_not_pay_more_for_computing_again_than_it_saves(engine, pr
 def test_worth_moves_nobody_more_often_than_allowed(engine):
     many = requests((0.0, 4, 60), *((5.5 + 6 * i, 4, 2) for i in range(5)))
     for most in (0, 1, 3):
-        r = run(many, place(rank="srtf", preemption=f"worth(factor=0, most={most})"), engine)
+        r = run(many, place(rank="srtf", preemption=f"worth(factor=0, max_preemptions={most})"), engine)
         assert r.preemptions.tolist() == [most, 0, 0, 0, 0, 0]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, Samples
-from lengthwise.predict.evaluation import evaluate, groups, kendall, knowable, latency_ms, resampled
+from lengthwise.predict.evaluation import evaluate, explainable_variance, groups, kendall, latency_ms, resampled
 from lengthwise.schema.errors import InputError
 
 
@@ -208,7 +208,7 @@ def test_the_knowable_share_is_found_again(share) -> None:
     between = np.sqrt(share) * rng.normal(size=(runs, prompts, 1))
     log = between + np.sqrt(1 - share) * rng.normal(size=(runs, prompts, repeats))
     run, prompt, _ = np.indices(log.shape)
-    found = knowable(run.ravel(), prompt.ravel(), np.exp(log).ravel(), draws=40)
+    found = explainable_variance(run.ravel(), prompt.ravel(), np.exp(log).ravel(), draws=40)
     assert found.log_share.value == pytest.approx(share, abs=0.06)
     assert found.log_share.half_width < 0.1
     assert len(found.runs) == runs
@@ -216,4 +216,4 @@ def test_the_knowable_share_is_found_again(share) -> None:
 
 def test_the_knowable_share_needs_repeats() -> None:
     with pytest.raises(InputError, match="several samples"):
-        knowable(["a"] * 5, range(5), [1, 2, 3, 4, 5])
+        explainable_variance(["a"] * 5, range(5), [1, 2, 3, 4, 5])

@@ -12,7 +12,7 @@ import pytest
 from driving import assert_fetches_nothing, without_plotly
 
 from lengthwise.report import write_search_html
-from lengthwise.report.search import INFINITE, finite_number, load_curve, usd_per_thousand
+from lengthwise.report.search import INFINITE, SHOWN, finite_number, load_curve, usd_per_thousand
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Status, Study
@@ -96,15 +96,22 @@ def test_frontiers_and_shifts_point_at_their_choices(studies, page) -> None:
     assert shifts[0][1:] == [None, -1]
 
 
-def test_five_hundred_choices_stay_small(studies, tmp_path) -> None:
+def test_two_thousand_choices_stay_small(studies, tmp_path) -> None:
     one = studies.study(plans=1).plans[0]
     ran = [c for c in one.choices if c.points]
-    many = [dataclasses.replace(ran[i % len(ran)], key=str(i), name=f"choice {i}") for i in range(500)]
-    plan = dataclasses.replace(one, choices=tuple(many), frontiers={}, shifts=())
+    out = [c for c in one.choices if not c.points]
+    many = [dataclasses.replace(ran[i % len(ran)], key=str(i), name=f"choice {i}") for i in range(2000)]
+    many += [dataclasses.replace(out[i % len(out)], key=f"out {i}", name=f"excluded {i}") for i in range(2000)]
+    front = (dataclasses.replace(one.frontiers["tbt.p99"][0], choice="choice 1999"),)
+    plan = dataclasses.replace(one, choices=tuple(many), frontiers={"tbt.p99": front}, shifts=())
     write_search_html(tmp_path / "many.html", Study("many", (plan,)))
     page = (tmp_path / "many.html").read_text()
-    assert sum(len(c["points"]) for c in drawn(page)["plans"][0]["choices"]) == 4000
-    assert len(without_plotly(page)) < 1.5e6
+    assert (tmp_path / "many.html").stat().st_size < 1.5e6
+    told = drawn(page)["plans"][0]
+    assert [c["name"] for c in told["choices"]] == [*(f"choice {i}" for i in range(SHOWN - 1)), "choice 1999"]
+    assert told["frontiers"]["tbt.p99"][0][2] == SHOWN - 1
+    assert f"{2000 - SHOWN:,} more simulated configurations" in page
+    assert sum(count for *_, count in told["excluded"]["0,1"]) == 2000
     assert "<h2>Other limits" not in page
 
 

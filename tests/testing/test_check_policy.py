@@ -17,7 +17,7 @@ FAMILIES = (
     ("rank", "aged(weight=30)"),
     ("rank", "aged_gittins"),
     ("rank", "mlfq(quantum=8, levels=3)"),
-    ("preemption", "worth(factor=0.5, most=2)"),
+    ("preemption", "worth(factor=0.5, max_preemptions=2)"),
     ("binning", "bins(boundaries=[8, 24])"),
 )
 BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]

@@ -24,7 +24,7 @@ engine = { max_num_seqs = 2, max_model_len = 1024 }
 LAB = """
 [lab]
 policies = [
-  "sjf", "aged(weight=20)", { name = "mine", rank = "srtf", preemption = "by_rank", longest_wait = 1.5 }, "mlfq",
+  "sjf", "aged(weight=20)", { name = "mine", rank = "srtf", preemption = "by_rank", max_wait_factor = 1.5 }, "mlfq",
 ]
 predictors = ["oracle", { kind = "lognormal_error", sigma = 0.5 }, { kind = "reversed", name = "worst" }]
 loads = [0.5, 2.0]
@@ -43,7 +43,7 @@ def test_names_short_forms_and_tables_are_contestants() -> None:
     assert list(by_name) == ["sjf", "aged(weight=20)", "mine", "mlfq"]
     assert by_name["aged(weight=20)"].scheduler.rank == "aged(weight=20)"
     assert by_name["mine"].scheduler.preemption == "by_rank"
-    assert by_name["mine"].longest_wait == 1.5
+    assert by_name["mine"].max_wait_factor == 1.5
     assert [p.predicts for p in question.policies] == [True, True, True, False]
     assert question.predictors == ("oracle", "lognormal_error sigma=0.5", "worst")
     assert question.unit is LoadUnit.CAPACITY
@@ -88,7 +88,7 @@ def test_every_predictor_sees_the_same_requests() -> None:
     [
         ("[lab]\npolicies = []", "lab.policies: must not be empty; it is []"),
         ("[lab]\nloads = []", "lab.loads: must not be empty; it is []"),
-        ('[lab]\npolicies = [{ policy = "sjf", longst_wait = 1 }]', "did you mean lab.policies.0.longest_wait?"),
+        ('[lab]\npolicies = [{ policy = "sjf", max_wait_facto = 1 }]', "did you mean lab.policies.0.max_wait_factor?"),
         ('[lab]\npredictors = [{ kind = "oracle", sgma = 1 }]', "did you mean lab.predictors.0.sigma?"),
         ("[lab]\nloads = [0.0]", "lab.loads.0: must be above 0; it is 0.0"),
         ("[lab]\nloads = [1.0]\nrates = [1.0]", "exclude each other"),
@@ -100,7 +100,7 @@ def test_every_predictor_sees_the_same_requests() -> None:
         ('[lab]\npredictors = [{ kind = "oracle", sigma = 1.0 }]', "sigma is not of kind oracle"),
         ("[lab]\nseeds = 0", "lab.seeds: must be at least 1"),
         ("[lab]\nbatch_sizes = [0]", "lab.batch_sizes.0"),
-        ('[lab]\npolicies = [{ rank = "sjf", longest_wait = 0.0 }]', "longest_wait"),
+        ('[lab]\npolicies = [{ rank = "sjf", max_wait_factor = 0.0 }]', "max_wait_factor"),
         ("[lab]\nbatches = [4]", "lab.batches: there is no such key"),
     ],
 )
@@ -154,7 +154,7 @@ def test_the_reference_names_every_key() -> None:
     table = text.split("\n[lab]")[1].split("[[variants]]")[0]
     written = set(re.findall(r"^(?:#: )?(\w+) =", table, flags=re.MULTILINE))
     assert written >= set(LabSection.model_fields) - {"policies"}
-    assert {"name", "longest_wait"} <= written
+    assert {"name", "max_wait_factor"} <= written
 
 
 def test_rates_on_the_command_line_replace_the_files_loads() -> None:

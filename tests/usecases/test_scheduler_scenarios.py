@@ -37,14 +37,14 @@ def test_every_key_reaches_the_engine():
         {
             "policy": '"isrtf"',
             "rank": '"aged(weight=20)"',
-            "preemption": '"worth(factor=2, most=3)"',
+            "preemption": '"worth(factor=2, max_preemptions=3)"',
             "binning": '"bins(boundaries=[100, 300])"',
             "max_wait": '"2min"',
             "batch_wait_s": 1.5,
             "window": 20,
         }
     )
-    assert (made.rank, made.preemption) == ("aged(weight=20)", "worth(factor=2, most=3)")
+    assert (made.rank, made.preemption) == ("aged(weight=20)", "worth(factor=2, max_preemptions=3)")
     assert policy.resolve("binning", made.binning).bins == 3
     assert (made.max_wait_s, made.batch_wait_s, made.window_tokens) == (120, 1.5, 20)
     assert made.batching == "unified"

@@ -120,14 +120,14 @@ class Fan:
         times: Number of independent tasks (``index``).
         over: Expression for a list in the row, processed as a chain: each round sees ``item``, ``index`` and
             ``previous``, the output of the round before; the output of the call is that of the last round.
-        most: Maximum length of the list, needed if it depends on outputs.
-        expected: Mean length of the list, for planning; None: ``most``.
+        max_items: Maximum length of the list, needed if it depends on outputs.
+        expected: Mean length of the list, for planning; None: ``max_items``.
     """
 
     each: str = ""
     times: int = 1
     over: str = ""
-    most: int | None = None
+    max_items: int | None = None
     expected: float | None = None
 
     def __post_init__(self) -> None:
@@ -137,8 +137,8 @@ class Fan:
         if sum(given.values()) > 1:
             names = " and ".join(name for name, is_given in given.items() if is_given)
             raise InputError(f"a call fans out in one way; {names} are given. Keep one of them")
-        if self.most is not None and self.most < 1:
-            raise InputError(f"most must be at least 1; it is {self.most}")
+        if self.max_items is not None and self.max_items < 1:
+            raise InputError(f"max_items must be at least 1; it is {self.max_items}")
 
     @property
     def is_list(self) -> bool:
@@ -146,9 +146,9 @@ class Fan:
         return bool(self.each) or self.times > 1
 
 
-def each(expression: str, *, most: int | None = None, expected: float | None = None) -> Fan:
+def each(expression: str, *, max_items: int | None = None, expected: float | None = None) -> Fan:
     """Return a fan-out with one task per element of a list."""
-    return Fan(each=expression, most=most, expected=expected)
+    return Fan(each=expression, max_items=max_items, expected=expected)
 
 
 def times(count: int) -> Fan:
@@ -236,21 +236,21 @@ class Loop:
     Attributes:
         name: Name in messages.
         calls: Names of calls; each sees earlier ones of its round, and ``previous.NAME`` of the round before.
-        most: Maximum number of rounds.
+        max_rounds: Maximum number of rounds.
         until: Expression that ends the loop after a round; "": run all rounds.
         until_share: Probability that the loop ends after a round, for planning.
     """
 
     name: str
     calls: tuple[str, ...]
-    most: int
+    max_rounds: int
     until: str = ""
     until_share: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "calls", tuple(self.calls))
-        if self.most < 1:
-            raise InputError(f"most of loop {self.name!r} must be at least 1; it is {self.most}")
+        if self.max_rounds < 1:
+            raise InputError(f"max_rounds of loop {self.name!r} must be at least 1; it is {self.max_rounds}")
 
 
 @dataclass(frozen=True)
@@ -436,12 +436,12 @@ def _check_call(app: App, call: Call) -> None:  # noqa: C901 - one check after a
     if call.fan.over and (parents := expression(call.fan.over).names.plain & calls):
         raise InputError(
             f"over of call {call.name!r} must be a list in the row; it names the call {_joined(parents)}. "
-            "Use each, with most"
+            "Use each, with max_items"
         )
-    if call.fan.each and call.fan.most is None and (parents := expression(call.fan.each).names.plain & calls):
+    if call.fan.each and call.fan.max_items is None and (parents := expression(call.fan.each).names.plain & calls):
         raise InputError(
-            f"each of call {call.name!r} depends on the output of {_joined(parents)}, so it needs most, the maximum "
-            "length of its list"
+            f"each of call {call.name!r} depends on the output of {_joined(parents)}, so it needs max_items, the "
+            "maximum length of its list"
         )
 
 

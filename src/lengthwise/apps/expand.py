@@ -86,15 +86,15 @@ def _edges(child: Block, parent: Block) -> Edges:
     return children, np.repeat(parent.first + parent.start[rows], counts) + offset
 
 
-def _items(source: str, context: Mapping[str, Any], most: int | None, which: str = "") -> list[Any]:
+def _items(source: str, context: Mapping[str, Any], max_items: int | None, which: str = "") -> list[Any]:
     """Return the value of a list expression; ``which`` names the row in error messages."""
     value = expression(source).render(context)
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
         raise InputError(f"{source} must be a list; {f'in row {which} ' if which else ''}it is {type(value).__name__}")
     items = list(value)
-    if most is not None and len(items) > most:
+    if max_items is not None and len(items) > max_items:
         subject = f"row {which}" if which else "it"
-        raise InputError(f"{source} may have {most} elements (most); {subject} has {len(items)}. Raise most")
+        raise InputError(f"{source} may have {max_items} elements; {subject} has {len(items)}. Raise max_items")
     return items
 
 
@@ -163,7 +163,7 @@ def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> Unrolled:
     for unit in ordered(app):
         loop = app.loop_of(unit[0])
         random_draw = np.full(len(rows), -1)
-        for k in range(loop.most if loop else 1):
+        for k in range(loop.max_rounds if loop else 1):
             if loop and k > 0 and loop.until:
                 random_draw = expansion.toss(np.full(len(rows), 1.0 - loop.until_share), random_draw)
             for name in unit:
@@ -202,7 +202,7 @@ class _Expansion:
         index = np.arange(len(row)) - start[row]
         coins = random_draw[row]
         if call.fan.each and items is None and call.fan.expected is not None:
-            share = min(1.0, call.fan.expected / max(1, call.fan.most or 1))
+            share = min(1.0, call.fan.expected / max(1, call.fan.max_items or 1))
             coins = self.toss(np.full(len(row), share), coins)
         block = Block(
             call=[one.name for one in self.app.calls].index(call.name),
@@ -245,11 +245,11 @@ class _Expansion:
             return np.full(len(self.rows), len(call.model) if isinstance(call.model, tuple) else fan.times), None
         names = expression(source).names
         if names.plain & calls or (k and names.previous):
-            return np.full(len(self.rows), fan.most or 0), None
+            return np.full(len(self.rows), fan.max_items or 0), None
         lists = []
         for which, row in zip(self.ids, self.rows, strict=True):
             with _named(call, which):
-                lists.append(_items(source, row, fan.most, which))
+                lists.append(_items(source, row, fan.max_items, which))
         return np.array([len(one) for one in lists], np.int64), [item for one in lists for item in one]
 
     def _models(self, call: Call, row: Ints, index: Ints) -> Ints:
@@ -457,7 +457,7 @@ class _RowView:
         if fan.times > 1 or fan.each or fan.over:
             context[INDEX] = number
         if source := fan.each or fan.over:
-            items = _items(source, context, fan.most)
+            items = _items(source, context, fan.max_items)
             if number >= len(items):
                 return None
             context[ITEM] = items[number]
@@ -470,7 +470,7 @@ class _RowView:
             return self._output(blocks[name, 0])
         if other is loop:
             return self._output(blocks[name, k])
-        rounds = (self._output(blocks[name, j]) for j in reversed(range(other.most)))
+        rounds = (self._output(blocks[name, j]) for j in reversed(range(other.max_rounds)))
         return next((value for value in rounds if not _is_empty(value)), None)
 
     def _output(self, block: Block) -> Any:

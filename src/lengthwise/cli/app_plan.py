@@ -75,12 +75,13 @@ def run(
 
 def show(plan: AppPlan, details: AppFacts) -> None:
     """Print makespan, stages, idle GPUs, other methods, hypothetical clusters, and notes."""
-    from lengthwise.cli.tables import console, plural, print_table
+    from lengthwise.cli.tables import console, print_table
     from lengthwise.report import apps_text as text
     from lengthwise.report import percent
+    from lengthwise.report.formatting import counted
 
     out, duration, estimate = console(), text.duration_text, text.estimate_duration_text
-    stages, gpus = plural(len(plan.stages), "stage"), plural(len(details.gpus), "GPU")
+    stages, gpus = counted(len(plan.stages), "stage"), counted(len(details.gpus), "GPU")
     out.print(f"{details.name}: {estimate(plan.makespan)} on {gpus}, {stages}")
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lengthwise.cli.tables import plural
 from lengthwise.report.apps_text import AppFacts
+from lengthwise.report.formatting import counted
 
 if TYPE_CHECKING:
     from lengthwise.usecases.app_plan import PlannedApp
@@ -21,7 +21,7 @@ def facts_of(requested: AppRequest, planned: PlannedApp, name: str) -> AppFacts:
     details = [
         f"{len(requested.file.rows.rows):,} rows",
         f"{len(planned.expanded.tasks):,} tasks at most",
-        plural(len(requested.app.models), "model"),
+        counted(len(requested.app.models), "model"),
     ]
     gpus = []
     for number, machine in enumerate(machines):

@@ -75,7 +75,7 @@ def run(
         with compile_note(quiet=quiet):
             planned = requested.planned(planning, given, early=engines.launcher != "simulated")
     notes = planned.plan.notes if planned.plan is not None else ()
-    if resume and not folder.is_begun:
+    if resume and not folder.has_run:
         notes = (f"{out} has no run to resume: a new one starts", *notes)
 
     def print_error(message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,7 @@ def status(
 
     found = app_status(folder, store)
     if as_json:
-        typer.echo(json.dumps(app_status_json(found)))
+        typer.echo(app_status_json(found), nl=False)
         return
     total, finished = found.tasks.total(), found.finished
     states = ", ".join(f"{count} {name}" for name, count in sorted(found.tasks.items()) if count)

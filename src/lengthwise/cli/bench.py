@@ -240,27 +240,11 @@ def _failure_text(failure: dict[str, Any]) -> str:
     return f"{failure['reason']}: {failure['count']:,}{message}"
 
 
-_ADVICE = {
-    "http 401": "give the right --api-key",
-    "http 403": "give the right --api-key",
-    "http 404": "check the address and --model",
-    "http 408": "lower the load (--request-rate, --concurrency)",
-    "http 429": "lower the load (--request-rate, --concurrency)",
-    "http 503": "lower the load (--request-rate, --concurrency), or wait until the server is ready",
-    "http 4": "send what it accepts: lengths (--isl, --osl) within its limits, or no exact lengths (--no-exact)",
-    "http 5": "check the server's log",
-    "server error": "check the server's log",
-    "malformed": "check that the address is that of an OpenAI-compatible server",
-    "stalled": "lower the load, or wait longer for a byte (--stall)",
-    "timed out": "lower the load, or wait longer for an answer (--timeout)",
-    "empty answer": "check the server's stream, which contains no token, and its log",
-}
-
-
 def exit_as_measured(measured: Measured, records: Path | None) -> None:
     """End the program as the run ended: 130 after Ctrl-C, 3 if the server failed."""
     from lengthwise.measure import INTERRUPTED
     from lengthwise.schema.records import Status
+    from lengthwise.usecases.bench import advice_on
 
     requests, failures = measured.records.requests, measured.metadata["failures"]
     finished = requests.status == Status.FINISHED
@@ -269,7 +253,7 @@ def exit_as_measured(measured: Measured, records: Path | None) -> None:
     if not finished.any():
         exact = measured.metadata["arguments"]["exact"]
         reason = "; ".join(map(_failure_text, failures[:3])) or "; ".join(measured.warnings) or "the run was too short"
-        advice = "; ".join(dict.fromkeys(_advice(failure["reason"], exact=exact) for failure in failures[:3]))
+        advice = "; ".join(dict.fromkeys(advice_on(failure["reason"], exact=exact) for failure in failures[:3]))
         raise InputError(
             f"no request finished: {reason}. To do: {advice or 'let it run longer (--time-limit)'}"
             + (f". The results so far are in {records}, marked as partial" if records else "")
@@ -285,10 +269,3 @@ def exit_as_measured(measured: Measured, records: Path | None) -> None:
             note = f"; {records} has their failures" if records else ""
             typer.echo(f"the last requests were refused{note}: check whether the server still runs", err=True)
             raise typer.Exit(SERVER_FAILED)
-
-
-def _advice(reason: str, *, exact: bool) -> str:
-    if reason == "empty answer" and not exact:
-        return "request exact lengths (without --no-exact)"  # the model may stop at once
-    default = "check whether the server still runs, and its log"
-    return _ADVICE.get(reason) or _ADVICE.get(reason[:6]) or default

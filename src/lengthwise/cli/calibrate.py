@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json as json_module
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +11,11 @@ from typer import Argument, Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.progress import simulating
-from lengthwise.cli.tables import console, print_table, two_digits
+from lengthwise.cli.tables import console, print_table
 from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
-    from lengthwise.measure.calibration import Calibration, Parameter, Score
+    from lengthwise.measure.calibration import Calibration
 
 EXAMPLES = """\b
 Examples:
@@ -91,7 +88,13 @@ def run(
     from lengthwise import cost as costs
     from lengthwise.cli.records import read_named
     from lengthwise.measure.calibration import calibrate, read_iterations
-    from lengthwise.usecases.calibrate import calibration_json, measured_deployment, require_improvement
+    from lengthwise.usecases.calibrate import (
+        calibration_json,
+        markdown,
+        measured_deployment,
+        require_improvement,
+        write_html,
+    )
 
     if out.suffix.lower() != ".npz":
         raise InputError(
@@ -124,11 +127,9 @@ def run(
         require_improvement(found, printed=printed)
     costs.save(found.tables, out, costs.MadeFor.of_deployment(deployment))
     if json is not None:
-        outputs.write_text(
-            json, json_module.dumps(calibration_json(found), indent=1, allow_nan=False) + "\n", quiet=True
-        )
+        outputs.write_text(json, calibration_json(found), quiet=True)
     if report is not None and as_html:
-        _write_html(report, found)
+        write_html(report, found)
     elif report is not None:
         outputs.write_text(report, markdown(found), quiet=True)
     if not quiet:
@@ -139,103 +140,19 @@ def run(
         typer.echo(f"simulate with it: lengthwise simulate {scenario_file}{same} --cost tables:{out}", err=True)
 
 
-_ERROR_HEADS = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
-_PARAMETER_HEADS = ("parameter", "before", "after", "95 % interval", "identified")
-
-
-def _urgent(found: Calibration) -> tuple[str, ...]:
-    """Return what must be read before the numbers: what became worse, warnings, and runs of unknown origin."""
-    return (*found.warnings, *found.origin)
-
-
 def show(found: Calibration) -> None:
     """Print errors, parameters, and how reliable both are."""
+    from lengthwise.usecases.calibrate import error_table, parameter_table, reliability, urgent
+
     out = console()
-    for warning in _urgent(found):
+    for warning in urgent(found):
         out.print(warning, highlight=False)
     out.print(f"errors on {found.held_out} held-out requests ({found.split}):", highlight=False)
-    print_table(_ERROR_HEADS, [_error(score) for score in found.scores], drops=["measured"])
+    heads, *errors = error_table(found)
+    print_table(heads, errors, drops=["measured"])
     out.print()
-    print_table(_PARAMETER_HEADS, [_parameter(parameter) for parameter in found.parameters])
+    heads, *parameters = parameter_table(found)
+    print_table(heads, parameters)
     out.print()
     for line in reliability(found):
         out.print(line, highlight=False)
-
-
-def reliability(found: Calibration) -> list[str]:
-    """Return how reliable the tables are, in sentences."""
-    reach = found.tables.evidence.reach
-    error = (
-        f"requests' mean times between tokens are off by about {two_digits(100 * found.log_sd)} % (standard deviation "
-        "over held-out requests; single steps may be off by more)"
-    )
-    measured = (
-        f"measured up to {reach.tokens} tokens and {reach.seqs} sequences a step, {reach.context} tokens a request, "
-        f"{reach.kv_tokens} tokens in the KV cache; beyond that the tables extrapolate"
-    )
-    loads = [
-        f"{x.name} requests over time ({x.run}): off by {x.before:.0%} of their mean before, {x.after:.0%} after"
-        for x in found.loads
-    ]
-    return [error, measured, *loads, *(note for note in found.notes if note not in found.origin)]
-
-
-def _write_html(path: Path, found: Calibration) -> None:
-    from lengthwise.report.calibrate import CalibrationPage, CdfPair, write_calibration_html
-
-    fitted = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
-    page = CalibrationPage(
-        heading=found.tables.evidence.source,
-        metadata=[f"{found.fitted:,} requests fitted to", f"{found.held_out:,} held out", f"changed: {fitted}"],
-        warnings=_urgent(found),
-        errors=[_ERROR_HEADS, *map(_error, found.scores)],
-        factors=[_PARAMETER_HEADS, *map(_parameter, found.parameters)],
-        trust=[*reliability(found), f"Held out: {found.split}."],
-        cdfs=[CdfPair(**dataclasses.asdict(curve)) for curve in found.curves],
-    )
-    write_calibration_html(path, page)
-
-
-def markdown(found: Calibration) -> str:
-    """Return the printed output in Markdown."""
-
-    def table(*rows: Sequence[str]) -> str:
-        heads, *cells = rows
-        return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells))
-
-    return "\n".join(
-        [
-            f"# {found.tables.evidence.source}",
-            *(f"\n**{warning}**" for warning in _urgent(found)),
-            f"\nErrors on {found.held_out} held-out requests ({found.split}):\n",
-            table(_ERROR_HEADS, *map(_error, found.scores)),
-            "",
-            table(_PARAMETER_HEADS, *map(_parameter, found.parameters)),
-            "",
-            *(f"- {line}" for line in reliability(found)),
-            "",
-        ]
-    )
-
-
-def _error(score: Score) -> list[str]:
-    each = score.statistic == "each"
-    percent = "{:.1%}".format if each else "{:+.1%}".format
-    statistic, measured = ("mean of each", "") if each else (score.statistic, _seconds(score.measured))
-    errors = (percent(score.before), percent(score.after), f"{percent(score.low)} to {percent(score.high)}")
-    return [score.run, score.metric.upper(), statistic, measured, *errors]
-
-
-def _parameter(p: Parameter) -> list[str]:
-    number = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
-    # 0 seconds of a client: not known.
-    before, after = ("-" if p.name == "client" and not value else number(value) for value in (p.prior, p.value))
-    interval = f"{number(p.low)} to {number(p.high)}" if p.determined else "as before"
-    return [p.label, before, after, interval, "no" if not p.determined else "yes" if p.value != p.prior else "agrees"]
-
-
-def _seconds(value: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-12:.3g} ps" if value else "0"

@@ -53,7 +53,7 @@ def run(
     if not quiet and json != outputs.STDOUT:
         show(found)
     if json is not None:
-        outputs.write_text(json, json_module.dumps(capacities_json(found), indent=2, allow_nan=False) + "\n")
+        outputs.write_text(json, capacities_json(found))
 
 
 def _inline_table(limits: list[str]) -> str:
@@ -68,7 +68,8 @@ def _inline_table(limits: list[str]) -> str:
 def show(found: list[VariantCapacity]) -> None:
     """Print a row for each variant: its capacity, the binding constraint, and the limited metrics there."""
     from lengthwise import report
-    from lengthwise.cli.tables import console, print_table, two_digits
+    from lengthwise.cli.tables import console, print_table
+    from lengthwise.report.formatting import two_digits
 
     limits = found[0].limits
     rows = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +59,7 @@ def run(
     outputs.require_answers(json, report, [a, b])
     prediction, reference = read_named([a, b])
     found = metrics.compare(prediction, reference, paired=False if unpaired else "auto", warmup_s=warmup, slo=limits)
-    exceeded = exceeded_bounds(found, bounds)
+    exceeded = reports.exceeded_bounds(found, bounds)
     if not quiet and json != outputs.STDOUT:
         console().print(reports.compare_table(found))
 
@@ -72,17 +71,3 @@ def run(
         typer.echo(f"above its bound: {line}", err=True)
     if exceeded:
         raise typer.Exit(1)
-
-
-def exceeded_bounds(found: Comparison, bounds: dict[str, float]) -> list[str]:
-    """Return a sentence for each error that is significantly above its bound, or unknown.
-
-    Raise UnknownNameError for a bound of a number that the comparison does not have.
-    """
-    exceeded = []
-    for key, bound in bounds.items():
-        one = found[key]
-        if math.isnan(one.error) or one.least > bound:
-            interval = f" [{100 * one.low:+.1f}, {100 * one.high:+.1f}]" if one.has_interval else ""
-            exceeded.append(f"{key} is {100 * one.error:+.1f} %{interval} off; {100 * bound:g} % is allowed")
-    return exceeded

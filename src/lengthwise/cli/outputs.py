@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from lengthwise.schema.errors import MissingExtraError, OutputError
+from lengthwise.schema.files import obstacle, write_whole
 
 STDOUT = Path("-")
 
@@ -80,8 +81,6 @@ def write_answers(
 
 def write_text(path: Path, text: str, *, quiet: bool = False) -> None:
     """Write a text file, or print the text if the path is ``-``, as ``write_answers`` does."""
-    from lengthwise.schema.files import write_whole
-
     write_answers(path, None, text.encode(), write_whole, quiet=quiet)
 
 
@@ -99,18 +98,13 @@ def variant_path(path: Path, name: str) -> Path:
 
 def _file_obstacle(target: Path) -> str:
     """Return why a file cannot be written; "" if it can."""
-    folder = target.parent
-    if target.is_dir():
-        return "it is a folder; give the name of a file"
-    if folder.exists() and not folder.is_dir():
-        return f"{folder} is a file, not a folder; choose another place"
-    if not folder.is_dir():
-        return f"its folder {folder} does not exist; create it first"
+    if reason := obstacle(target):
+        return reason
     if target.exists() and not os.access(target, os.W_OK):
         return "no permission to write to it; choose another name"
     if target.exists() and not target.is_file():
         return ""  # a device or a pipe is written in place
-    return _folder_obstacle(folder)
+    return _folder_obstacle(target.parent)
 
 
 def _folder_obstacle(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,7 +45,7 @@ def run(
     from lengthwise import catalog, cost
     from lengthwise.cost.estimators import Target, fit_profile
     from lengthwise.cost.profiles import read_profile
-    from lengthwise.report.profile_fit import fit_json
+    from lengthwise.report.profile_fit import fits_json
     from lengthwise.schema.deployment import EngineLimits, Parallelism
 
     degrees = tp or [1]
@@ -67,10 +66,7 @@ def run(
         if files:
             cost.save(fits[degree][0], files[degree], cost.MadeFor.of(*deployed))
     if json:
-        reports = [
-            fit_json(degree, tables.evidence, report, files.get(degree)) for degree, (tables, report) in fits.items()
-        ]
-        typer.echo(json_module.dumps({"fits": reports}, indent=2, allow_nan=False))
+        typer.echo(fits_json(fits, files), nl=False)
         return
     for degree, (tables, report) in fits.items():
         _show(degree, tables.evidence, report)

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from lengthwise.cli import outputs
-from lengthwise.cli.tables import plural
+from lengthwise.report.formatting import counted
 
 if TYPE_CHECKING:
     from lengthwise.schema.profile import Profile
@@ -80,8 +80,8 @@ def _write(read: Callable[[], Profile], out: Path) -> None:
     duration_s = time.perf_counter() - started
     degrees, metadata = ", ".join(map(str, profile.tensor_parallel)), profile.metadata
     content = f"{metadata.model} at TP {degrees}" if degrees else "kernels of no model"
-    operators = plural(len(profile.operators), "operator")
-    typer.echo(f"{plural(len(profile), 'point')} of {operators}: {content} on {metadata.gpu}")
+    operators = counted(len(profile.operators), "operator")
+    typer.echo(f"{counted(len(profile), 'point')} of {operators}: {content} on {metadata.gpu}")
     for note in metadata.notes:
         typer.echo(f"  {note}")
     typer.echo(f"wrote {out} ({out.stat().st_size / 1000:,.0f} kB) in {duration_s:.1f} s")

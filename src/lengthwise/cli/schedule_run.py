@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json as json_module
 import math
 from contextlib import nullcontext
@@ -222,18 +221,17 @@ def write(done: ScheduleRun, json: Path | None, out: Path | None, *, quiet: bool
     """Write the requested files, and print where they are unless ``quiet``."""
     from lengthwise import measure
     from lengthwise.gateway.telemetry import as_dict
-    from lengthwise.report.json_file import finite
+    from lengthwise.report.json_file import plain
     from lengthwise.usecases.schedule_run import schedule_run_json
 
-    text = json_module.dumps(schedule_run_json(done), indent=2, ensure_ascii=False) + "\n"
+    text = schedule_run_json(done)
     if json is not None:
         outputs.write_text(json, text, quiet=quiet)
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
-    phases, rows = [dataclasses.asdict(phase) for phase in done.phases], [as_dict(row) for row in done.rows]
-    for name, records in (("phases.jsonl", phases), ("requests.jsonl", rows)):
-        lines = "".join(json_module.dumps(finite(record)) + "\n" for record in records)
+    for name, records in (("phases.jsonl", done.phases), ("requests.jsonl", map(as_dict, done.rows))):
+        lines = "".join(json_module.dumps(plain(record)) + "\n" for record in records)
         outputs.write_text(out / name, lines, quiet=quiet)
     outputs.write_text(out / "outcome.json", text, quiet=quiet)
     measure.write_records(done.measured, out / "records.parquet")

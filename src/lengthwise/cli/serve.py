@@ -180,6 +180,7 @@ def _report(journal: Path, config_file: Path | None, overrides: list[str], json:
     """Print what length-aware scheduling would have gained on a journal's traffic."""
     from lengthwise import config
     from lengthwise.gateway import observe
+    from lengthwise.report.json_file import json_text
 
     outputs.require_answers(json, None, [journal])
     engines = ["http://localhost"] if config_file is None else []  # required, and not contacted
@@ -188,7 +189,7 @@ def _report(journal: Path, config_file: Path | None, overrides: list[str], json:
     if not quiet and json != outputs.STDOUT:
         typer.echo(observe.text_report(found))
     if json is not None:
-        outputs.write_text(json, json_module.dumps(observe.as_json(found), indent=2) + "\n", quiet=quiet)
+        outputs.write_text(json, json_text("gain", observe.as_json(found)), quiet=quiet)
 
 
 def _check(settings: GatewaySettings) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from lengthwise.report.formatting import two_digits
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
@@ -114,11 +115,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def plural(number: int, noun: str) -> str:
-    """Return "1 stage", "2 stages"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def gib(value: float) -> str:
     """Return bytes in GiB."""
     return f"{value / 2**30:,.2f} GiB"
@@ -130,14 +126,6 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= factor:
             return f"{_three_digits(seconds / factor)} {unit}"
     return "0" if seconds == 0 else f"{seconds:.2g} s"
-
-
-def two_digits(value: float) -> str:
-    """Return two significant digits, never with an exponent: 0.0123 gives "0.012", 104 gives "104"."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    decimals = max(0, 1 - math.floor(math.log10(abs(float(f"{value:.1e}")))))
-    return f"{value:,.{decimals}f}"
 
 
 def _three_digits(value: float) -> str:

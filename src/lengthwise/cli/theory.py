@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -153,8 +152,7 @@ def queue(
 def _finish(study: MultiBinStudy | QueueStudy, report: Path | None, json: Path | None, *, quiet: bool) -> None:
     """Print the table and the conclusions, and write the requested files."""
     from lengthwise.cli.tables import console
-    from lengthwise.report.theory import answers, theory_facts, write_theory_html
-    from lengthwise.schema.files import write_whole
+    from lengthwise.report.theory import answers, write_theory_html, write_theory_json
     from lengthwise.theory import MultiBinStudy
 
     if not quiet and json != outputs.STDOUT:
@@ -167,16 +165,12 @@ def _finish(study: MultiBinStudy | QueueStudy, report: Path | None, json: Path |
         for line in answers(study):
             out.print(line, highlight=False)
 
-    def as_json(path: Path, study: MultiBinStudy | QueueStudy) -> None:
-        text = json_module.dumps(theory_facts(study), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        write_whole(path, text.encode())
-
-    outputs.write_answers(json, report, study, as_json, write_theory_html, quiet=quiet)
+    outputs.write_answers(json, report, study, write_theory_json, write_theory_html, quiet=quiet)
 
 
 def _show_bins(study: MultiBinStudy) -> None:
-    from lengthwise.cli.tables import print_table, two_digits
-    from lengthwise.report.formatting import UNKNOWN
+    from lengthwise.cli.tables import print_table
+    from lengthwise.report.formatting import UNKNOWN, two_digits
     from lengthwise.report.theory import cuts_text
 
     def text(estimate: Estimate) -> str:

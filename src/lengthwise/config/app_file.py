@@ -175,7 +175,7 @@ class _Builder:
         sections = self._sections(tables.calls, CallSection, "calls")
         calls = [self._call(name, section) for name, section in sections.items()]
         loops = [
-            Loop(name, tuple(loop.calls), loop.most, loop.until, loop.until_share)
+            Loop(name, tuple(loop.calls), loop.max_rounds, loop.until, loop.until_share)
             for name, loop in self._sections(tables.loops, LoopSection, "loops").items()
         ]
         rows = None
@@ -270,9 +270,9 @@ class _Builder:
                     **section.model_dump(include={"max_tokens", "temperature", "top_p", "seed", "extra"}),
                     stop=tuple(section.stop),
                 ),
-                fan=Fan(section.each or "", section.times, section.over or "", section.most, section.expected),
+                fan=Fan(section.each or "", section.times, section.over or "", section.max_items, section.expected),
                 **section.model_dump(include={"system", "api", "when", "when_share"}),
-                report=Report(section.prompt_tokens, section.known_tokens, section.longest_tokens),
+                report=Report(section.prompt_tokens, section.known_tokens, section.max_tokens_field),
             )
         return None
 

@@ -90,13 +90,13 @@ class CallSection(Section):
     each: Text | None = None
     times: Count = 1
     over: Text | None = None
-    most: Count | None = None
+    max_items: Count | None = None
     expected: Annotated[NotNan, Field(gt=0)] | None = None
     when: str = ""
     when_share: _Chance = 1.0
     prompt_tokens: str = ""
     known_tokens: str = ""
-    longest_tokens: str = ""
+    max_tokens_field: str = ""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -111,7 +111,7 @@ class LoopSection(Section):
     """Calls that are repeated."""
 
     calls: list[str]
-    most: Count
+    max_rounds: Count
     until: str = ""
     until_share: _Chance = 0.0
 

@@ -479,7 +479,7 @@ class LabPolicy(SchedulerSection):
 
     name: Text | None = None
     # Sets max_wait_s to this multiple of the 99th percentile of JCT under FCFS at the same load and batch size.
-    longest_wait: Annotated[NotNan, Field(gt=0, le=1e6)] | None = None
+    max_wait_factor: Annotated[NotNan, Field(gt=0, le=1e6)] | None = None
 
     @property
     def title(self) -> str:

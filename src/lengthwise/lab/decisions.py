@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.lab import FCFS, NOT_COMPARED, ONE_SEED, ORACLE, Cell, LoadUnit, Verdict
-from lengthwise.statistics import mean_estimate, t_half_width, t_quantile
+from lengthwise.statistics import joint_widening, mean_estimate, t_half_width
 
 Run = dict[str, float]
 RATIOS = ("jct.mean", "jct.p50", "jct.p99")
@@ -72,8 +72,7 @@ def decision(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdi
     candidates = [cell for cell in tried if cell.predictor != ORACLE] or tried
     widening = math.nan
     if seeds > 1 and candidates:
-        single, joint = (t_quantile(1 - (1 - level) / n, seeds - 1) for n in (1, len(candidates)))
-        widening = joint / single
+        widening = joint_widening(level, len(candidates), seeds - 1)
     key = "jct.mean/fcfs"
     widened = [Estimate(cell[key].value, cell[key].half_width * widening) for cell in candidates]
     each = zip(candidates, widened, strict=True)

@@ -30,7 +30,7 @@ class Contestant:
     name: str
     scheduler: Scheduler
     predicts: bool = True  # whether it reads predictions
-    longest_wait: float | None = None  # ``max_wait_s`` over the p99 of JCT under FCFS at the same load; None: unchanged
+    max_wait_factor: float | None = None  # ``max_wait_s`` over FCFS' p99 of JCT at the same load; None: unchanged
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Question:
             raise InputError(f"loads must be above 0 and finite; they are {list(self.loads)}")
         if any(batch < 1 for batch in self.batch_sizes):
             raise InputError(f"batch sizes must be at least 1; they are {list(self.batch_sizes)}")
-        if any(p.longest_wait is not None and not p.longest_wait > 0 for p in self.policies):
+        if any(p.max_wait_factor is not None and not p.max_wait_factor > 0 for p in self.policies):
             raise InputError("the longest wait, as a multiple of FCFS' 99th percentile, must be above 0")
         for kind, names in (("policies", [p.name for p in self.policies]), ("predictors", list(self.predictors))):
             if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -276,8 +276,8 @@ class _Runner:
     def _run(self, batch: int, load: float, side: Side, seed: int) -> Run:
         (policy, predictor), scheduler = side, side[0].scheduler
         workload = at_rate(self.workloads[seed, predictor], self.rates[batch, load])
-        if policy.longest_wait is not None:
-            scheduler = replace(scheduler, max_wait_s=policy.longest_wait * self.fcfs_p99_s[batch, load])
+        if policy.max_wait_factor is not None:
+            scheduler = replace(scheduler, max_wait_s=policy.max_wait_factor * self.fcfs_p99_s[batch, load])
         deployment = self.bench.deployment(scheduler, batch)
         try:
             records = engine.simulate(workload, deployment, seed=seed, keep_steps=0, engine=self.how)

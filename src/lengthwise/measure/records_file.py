@@ -1,17 +1,16 @@
 """File format of records: one Parquet file with a row per request, and everything else in its metadata.
 
-Columns are those of ``RequestRecords`` by their names, except "waited_s" (``queued_for_s``) and "refusal"
-(``rejection``); those of the ``Workload`` after "workload."; where token times are recorded "pieces.at_s" and
-"pieces.tokens", a list per request; "client_s" where the client's own times are. The metadata's key
-"lengthwise.records" holds a JSON object::
+Columns are those of ``RequestRecords`` by their names; those of the ``Workload`` after "workload."; where token times
+are recorded "pieces.at_s" and "pieces.tokens", a list per request; "client_s" where the client's own times are. The
+metadata's key "lengthwise.records" holds a JSON object::
 
     {"format": "lengthwise.records", "version": 1, "kind": "simulated" | "measured", "made_by": str,
-     "source", "errors": as in Measured, "facts": its metadata, "doubts": its warnings,
+     "source", "metadata", "warnings", "errors": as in Measured,
      "name", "seed", "end_s": as in Records,
      "workload": {"name", "concurrency", ...}, "gaps", "totals", "series", "steps": records of columns;
      an array is {"dtype", "length", "zlib"}, the last being base64 of its bytes packed by zlib}
 
-Within "facts", "abilities" holds the server's capabilities. Keys are only ever added within a version.
+Keys are only ever added within a version.
 """
 
 from __future__ import annotations
@@ -141,7 +140,6 @@ FORMAT, VERSION = "lengthwise.records", 1
 _KEY = "lengthwise.records"
 _AT, _TOKENS, _CLIENT = "pieces.at_s", "pieces.tokens", "client_s"
 _PARTS: dict[str, type] = {"gaps": TokenGaps, "totals": ReplicaTotals, "series": TimeSeries}
-_COLUMN_NAMES = {"queued_for_s": "waited_s", "rejection": "refusal"}  # in the file, older than the names in memory
 
 
 def write_records(measured: Measured, path: Path | str) -> None:
@@ -149,7 +147,7 @@ def write_records(measured: Measured, path: Path | str) -> None:
     records, tokens = measured.records, measured.tokens
     names = [f.name for f in dataclasses.fields(RequestRecords)]
     requested, workload = columns_of(measured.workload)
-    columns = {_COLUMN_NAMES.get(name, name): getattr(records.requests, name) for name in names} | requested
+    columns = {name: getattr(records.requests, name) for name in names} | requested
     if tokens is not None:
         columns[_AT] = writers.lists_of(tokens.start, tokens.at_s)
         columns[_TOKENS] = writers.lists_of(tokens.start, tokens.tokens)
@@ -161,8 +159,8 @@ def write_records(measured: Measured, path: Path | str) -> None:
         "kind": "simulated" if measured.is_simulated else "measured",
         "made_by": f"lengthwise {version('lengthwise')}",
         "source": measured.source,
-        "facts": {"abilities" if k == "capabilities" else k: v for k, v in measured.metadata.items()},
-        "doubts": list(measured.warnings),
+        "metadata": dict(measured.metadata),
+        "warnings": list(measured.warnings),
         "errors": dict(measured.errors),
         **{name: getattr(records, name) for name in ("name", "seed", "end_s")},
         "workload": workload,
@@ -221,7 +219,7 @@ def read_records(path: Path | str) -> Measured:
 def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
     names = [f.name for f in dataclasses.fields(RequestRecords)]
     records = Records(
-        requests=RequestRecords(**{name: frame[_COLUMN_NAMES.get(name, name)].to_numpy() for name in names}),
+        requests=RequestRecords(**{name: frame[name].to_numpy() for name in names}),
         steps=None if meta["steps"] is None else unpacked(StepRecords, meta["steps"]),
         **{name: unpacked(kind, meta[name]) for name, kind in _PARTS.items()},
         end_s=float(meta["end_s"]),
@@ -232,8 +230,8 @@ def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
         records,
         workload_of(frame, meta["workload"]),
         meta["source"],
-        {"capabilities" if k == "abilities" else k: v for k, v in meta["facts"].items()},
-        tuple(meta["doubts"]),
+        meta["metadata"],
+        tuple(meta["warnings"]),
         meta["errors"],
         TokenTimes(*flat(frame[_AT]), flat(frame[_TOKENS])[1]) if _AT in frame.columns else None,
         frame[_CLIENT].to_numpy() if _CLIENT in frame.columns else None,

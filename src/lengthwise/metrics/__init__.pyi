@@ -12,7 +12,7 @@ from .distribution import QUANTILES as QUANTILES
 from .distribution import STATISTICS as STATISTICS
 from .distribution import Distribution as Distribution
 from .distribution import weighted_quantiles as weighted_quantiles
-from .extrapolation import Beyond as Beyond
+from .extrapolation import Extrapolation as Extrapolation
 from .extrapolation import beyond_reach as beyond_reach
 from .extrapolation import worst_of as worst_of
 from .hardware import SHARES as SHARES

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from lengthwise.statistics import Floats, Ints, t_quantile
+from lengthwise.statistics import Floats, Ints, lag_one_correlation, t_quantile
 
 MIN_REQUESTS = 20  # runs with fewer requests have no intervals
 SPANS = 24  # equal spans of time in which events are counted, for rates
@@ -77,12 +77,8 @@ def _choose_blocks(rows: int, influence: Callable[[int], Floats], level: float) 
 
 def lag_correlation(rows: Floats) -> Floats:
     """Return [k] lag-one correlations of the rows of [n, k], at least 0, corrected for few rows (Kendall, 1954)."""
-    n = len(rows)
-    deviations = rows - rows.mean(axis=0)
-    scale = (deviations**2).sum(axis=0)
-    lag = (deviations[1:] * deviations[:-1]).sum(axis=0)
-    r = np.divide(lag, scale, out=np.zeros_like(lag), where=scale > 0)
-    return np.asarray(np.clip(r + (1 + 4 * r) / n, 0.0, 1.0))
+    r = lag_one_correlation(rows)
+    return np.asarray(np.clip(r + (1 + 4 * r) / len(rows), 0.0, 1.0))
 
 
 @dataclass(frozen=True)

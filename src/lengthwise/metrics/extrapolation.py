@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Beyond:
+class Extrapolation:
     """A bound of the measured range that a run exceeded."""
 
     bound: str  # "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach
@@ -57,7 +57,7 @@ _WORDS = {
 }
 
 
-def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]:
+def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolation, ...]:
     """Return the bounds of the cost tables' measured range that a run exceeded, with how often and by how much.
 
     Where records do not give a number exactly its upper limit counts: of the prompt tokens in a step all but one for
@@ -91,11 +91,11 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]
     for name, (values, counted) in found.items():
         bound = getattr(reach, name)
         if bound is not None and len(values) and (largest := int(np.ceil(values.max()))) > bound:
-            exceeded.append(Beyond(name, bound, largest, int((values > bound).sum()), len(values), counted))
+            exceeded.append(Extrapolation(name, bound, largest, int((values > bound).sum()), len(values), counted))
     return tuple(exceeded)
 
 
-def worst_of(runs: Sequence[tuple[Beyond, ...]]) -> tuple[Beyond, ...]:
+def worst_of(runs: Sequence[tuple[Extrapolation, ...]]) -> tuple[Extrapolation, ...]:
     """Merge the runs of one variant: sums of the counts, and the largest values."""
     by_bound = {name: [one for run in runs for one in run if one.bound == name] for name in _WORDS}
     return tuple(

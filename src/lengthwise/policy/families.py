@@ -84,21 +84,21 @@ def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Pol
 
 
 @lru_cache(maxsize=256)
-def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
-    """As is_improvement, with ``factor`` times the cost, and no request preempted more than ``most`` times."""
+def worth(factor: float = 1.0, max_preemptions: int = 1_000_000) -> Policy:
+    """As is_improvement, with ``factor`` times the cost and at most ``max_preemptions`` preemptions of each request."""
     _require(0 <= _number(factor) < math.inf, "factor must be at least 0 and finite", factor)
-    _require(_integer(most) >= 0, "most must be a whole number of at least 0", most)
+    _require(_integer(max_preemptions) >= 0, "max_preemptions must be a whole number of at least 0", max_preemptions)
 
     def gain(
         waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running,
         waiting, preemptions,
     ):  # fmt: skip
         saved = running_remaining_tokens - waiting_remaining_tokens
-        if waiting_key < running_key and preemptions < most:
+        if waiting_key < running_key and preemptions < max_preemptions:
             return saved - factor * recompute_steps * (num_running + waiting)
         return 0.0
 
-    return _named("preemption", f"worth(factor={factor:g}, most={most})", gain)
+    return _named("preemption", f"worth(factor={factor:g}, max_preemptions={max_preemptions})", gain)
 
 
 def rra(

@@ -10,9 +10,9 @@ from .empirical import Constant as Constant
 from .empirical import Ecdf as Ecdf
 from .encoder import Encoder as Encoder
 from .evaluation import Evaluation as Evaluation
-from .evaluation import Knowable as Knowable
+from .evaluation import ExplainableVariance as ExplainableVariance
 from .evaluation import evaluate as evaluate
-from .evaluation import knowable as knowable
+from .evaluation import explainable_variance as explainable_variance
 from .lexical import Lexical as Lexical
 from .oracle import BinNeighbour as BinNeighbour
 from .oracle import Confusion as Confusion

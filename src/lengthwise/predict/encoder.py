@@ -309,7 +309,7 @@ class Encoder(Lexical):
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state; it opens the encoder at its first prediction."""
         sizes = {name: int(meta[name]) for name in (*_SIZES, "window_tokens", "seed")}
-        made = cls(meta["folder"], max_windows=int(meta["most_windows"]), **sizes)
+        made = cls(meta["folder"], max_windows=int(meta["max_windows"]), **sizes)
         made.fingerprint_ = str(meta["fingerprint"])
         made._restore(meta, arrays)
         return made

@@ -362,7 +362,7 @@ def _windows(
 
 
 @dataclass(frozen=True)
-class Knowable:
+class ExplainableVariance:
     """The between-prompt share of the variance of lengths: no predictor from prompts has a higher R2.
 
     ``share`` is that of lengths, over all runs, ``log_share`` that of their logarithms; ``runs`` has both of each run.
@@ -373,9 +373,9 @@ class Knowable:
     runs: dict[str, tuple[float, float]]
 
 
-def knowable(
+def explainable_variance(
     run: npt.ArrayLike, prompt: npt.ArrayLike, tokens: npt.ArrayLike, *, draws: int = 200, seed: int = 0
-) -> Knowable:
+) -> ExplainableVariance:
     """Return the between-prompt share from several samples per prompt, by a one-way random-effects ANOVA.
 
     For each run (a model with its settings), the variance between prompts is (MSB - MSW) / n0, and within prompts MSW
@@ -409,7 +409,7 @@ def knowable(
         for i, name in enumerate(names)
         if good[i]
     }
-    return Knowable(shares[0], shares[1], of_run)
+    return ExplainableVariance(shares[0], shares[1], of_run)
 
 
 def _variances(count: Floats, total: Floats, squares: Floats, weight: Floats) -> Floats:

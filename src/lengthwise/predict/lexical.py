@@ -291,13 +291,13 @@ class Lexical:
             "layout": [LAYOUT, len(NAMES), len(PROGRESS)],
             "seed": self.seed,
             "window_tokens": self.window_tokens,
-            "most_windows": self.max_windows,
+            "max_windows": self.max_windows,
             "share": location.share,
             "offsets": self.offsets_,
             "other": self.other_,
             "templates": self.templates_,
             "habits": self.template_offsets_,
-            "most_tokens": self.max_tokens_,
+            "max_tokens": self.max_tokens_,
             "held_out": [asdict(band) for band in self.held_out_],
         }
         arrays: Arrays = {
@@ -323,7 +323,7 @@ class Lexical:
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state."""
-        made = cls(int(meta["seed"]), int(meta["window_tokens"]), int(meta["most_windows"]))
+        made = cls(int(meta["seed"]), int(meta["window_tokens"]), int(meta["max_windows"]))
         made._restore(meta, arrays)
         return made
 
@@ -359,7 +359,7 @@ class Lexical:
         self.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
         self.templates_ = {str(end): int(number) for end, number in meta["templates"].items()}
         self.template_offsets_ = {str(key): float(offset) for key, offset in meta["habits"].items()}
-        self.other_, self.max_tokens_ = float(meta["other"]), float(meta["most_tokens"])
+        self.other_, self.max_tokens_ = float(meta["other"]), float(meta["max_tokens"])
 
 
 def _restored_windows(arrays: Mapping[str, npt.NDArray[Any]]) -> WindowModel:

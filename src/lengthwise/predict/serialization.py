@@ -92,7 +92,7 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
     """
     meta, arrays = packed(predictor)
     merged = {**(getattr(predictor, "metadata_", None) or {}), **(metadata or {})}
-    header = {"format": FORMAT, "made_by": version("lengthwise"), "facts": merged, **meta}
+    header = {"format": FORMAT, "made_by": version("lengthwise"), "metadata": merged, **meta}
     numbers = io.BytesIO()
     np.savez_compressed(numbers, allow_pickle=False, **arrays)
     out = io.BytesIO()
@@ -124,7 +124,7 @@ def load(path: Path | str) -> Any:
     except LengthwiseError as error:
         error.add_note(f"in {path}")
         raise
-    predictor.metadata_ = dict(meta.get("facts") or {})
+    predictor.metadata_ = dict(meta.get("metadata") or {})
     return predictor
 
 

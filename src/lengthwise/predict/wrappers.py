@@ -405,13 +405,13 @@ class Guarded:
         """Return the state to save, without the counts of faults."""
         inner, of_inner = packed(self.inner, "inner/")
         prior, of_prior = packed(self.prior, "prior/")
-        return {"inner": inner, "prior": prior, "most_tokens": self.max_tokens}, of_inner | of_prior
+        return {"inner": inner, "prior": prior, "max_tokens": self.max_tokens}, of_inner | of_prior
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state."""
         inner, prior = (unpacked(meta[part], arrays, f"{part}/") for part in ("inner", "prior"))
-        return cls(inner, prior, float(meta["most_tokens"]))
+        return cls(inner, prior, float(meta["max_tokens"]))
 
 
 def _quantiles_of(answer: Any, n: int) -> tuple[Floats, Floats] | None:

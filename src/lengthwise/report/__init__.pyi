@@ -3,6 +3,7 @@ from .binding import bound_by as bound_by
 from .binding import mean_queued_s as mean_queued_s
 from .binding import what_binds as what_binds
 from .compare import compare_table as compare_table
+from .compare import exceeded_bounds as exceeded_bounds
 from .compare import write_compare_html as write_compare_html
 from .compare import write_compare_json as write_compare_json
 from .formatting import percent as percent

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +17,7 @@ from lengthwise.report.curves import LATENCIES, LATENCY_NAMES, Figure, json_numb
 from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
+from lengthwise.report.summary_table import boxed_table
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.records import Measured
 
@@ -75,10 +75,24 @@ def _method(comparison: Comparison) -> str:
     return f"{100 * comparison.level:g} % intervals of (A - B) / B by a bootstrap over blocks of requests; {requests}"
 
 
+def exceeded_bounds(found: Comparison, bounds: dict[str, float]) -> list[str]:
+    """Return a sentence for each error that is significantly above its bound, or unknown.
+
+    Raise UnknownNameError for a bound of a number that the comparison does not have.
+    """
+    exceeded = []
+    for key, bound in bounds.items():
+        one = found[key]
+        if math.isnan(one.error) or one.least > bound:
+            interval = f" [{100 * one.low:+.1f}, {100 * one.high:+.1f}]" if one.has_interval else ""
+            exceeded.append(f"{key} is {100 * one.error:+.1f} %{interval} off; {100 * bound:g} % is allowed")
+    return exceeded
+
+
 def compare_table(comparison: Comparison) -> Group:
     """Return warnings, errors with intervals (yellow: significant), distances and request counts."""
     warnings = [Text.assemble(("warning: ", "bold yellow"), warning) for warning in comparison.warnings]
-    numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
+    numbers = boxed_table()
     numbers.add_column("", no_wrap=True)
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
         numbers.add_column(Text(f"{letter}: {side.name}"), justify="right", overflow="fold")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from lengthwise.metrics import Counts
+if TYPE_CHECKING:
+    from lengthwise.metrics import Counts
 
 UNKNOWN = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -25,6 +27,11 @@ def rounded(value: float, half_width: float) -> tuple[str, str]:
 def amount(value: float) -> str:
     """Return a number with three digits."""
     return f"{value:,.{_decimals(value, 3)}f}" if math.isfinite(value) else UNKNOWN
+
+
+def two_digits(value: float) -> str:
+    """Return two significant digits, never with an exponent: 0.0123 gives "0.012", 104 gives "104"."""
+    return f"{value:,.{_decimals(float(f'{value:.1e}'), 2)}f}"
 
 
 def span(low: float, high: float) -> str:

@@ -39,15 +39,6 @@ from lengthwise.schema.files import write_whole
 VERSION = 1
 
 
-def finite(value: Any) -> Any:
-    """Return a tree of JSON values with null for numbers that are infinite or NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
 def json_text(name: str, fields: Mapping[str, Any]) -> str:
     """Return the text of a JSON file of format ``lengthwise.NAME``."""
     document = {"format": f"lengthwise.{name}", "version": VERSION, **plain(fields)}

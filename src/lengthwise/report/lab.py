@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +15,7 @@ from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import PLUS_MINUS, amount, counted, rounded
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
-from lengthwise.report.summary_table import LESS, MORE, NEITHER
+from lengthwise.report.summary_table import LESS, MORE, NEITHER, boxed_table
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
@@ -111,7 +110,7 @@ def lab_table(table: LabTable) -> Group:
 
 
 def _grid(cells: list[Cell], decision: Verdict) -> Table:
-    made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
+    made = boxed_table()
     made.add_column("policy", overflow="fold", min_width=8)
     made.add_column("predictor", overflow="fold", min_width=8)
     # A column of preemptions that is 0 in every row carries no information.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from lengthwise.cost import FitReport
-from lengthwise.schema.cost_tables import CostEvidence
+from lengthwise.report.json_file import json_text
+from lengthwise.schema.cost_tables import CostEvidence, CostTables
 
 REGIONS = ("inside", "small", "medium", "large", "out_of_range")
 _DECIMAL_BELOW = 0.02  # percentages of at least this share are printed without decimals
@@ -40,8 +42,13 @@ def _cell(fit: Any) -> str:
     return f"{fit.median_error:.1%} ({fit.p95_error:.{digits}%})"
 
 
-def fit_json(tp: int, evidence: CostEvidence, report: FitReport, path: Path | None) -> dict[str, Any]:
-    """Return a fit as JSON values under stable keys; ``path`` is the file of its tables."""
+def fits_json(fits: Mapping[int, tuple[CostTables, FitReport]], files: Mapping[int, Path]) -> str:
+    """Return the text of a JSON file of fits by TP degree; ``files`` are those of their tables."""
+    fields = [_fit_fields(tp, tables.evidence, report, files.get(tp)) for tp, (tables, report) in fits.items()]
+    return json_text("profile_fit", {"fits": fields})
+
+
+def _fit_fields(tp: int, evidence: CostEvidence, report: FitReport, path: Path | None) -> dict[str, Any]:
     return {
         "tp": tp,
         "file": str(path) if path else None,

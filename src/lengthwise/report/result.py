@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lengthwise.metrics import Beyond, Summary
+from lengthwise.metrics import Extrapolation, Summary
 from lengthwise.report.formatting import TIMES, seconds
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
@@ -25,7 +25,7 @@ class Result:
     scenario_text: str = ""  # the scenario as TOML, shown verbatim; may be empty
     summaries: Sequence[Summary] = ()  # one per seed; variants with the same seeds are compared in pairs
     notes: Sequence[str] = ()  # sentences that limit the trust in the numbers, for example extrapolated costs
-    out_of_range: Sequence[Beyond] = ()  # where runs left the range of the measurements behind the cost tables
+    out_of_range: Sequence[Extrapolation] = ()  # where runs left the range of the measurements behind the cost tables
     model_draws: int = 0  # runs under perturbed cost tables, behind the model intervals
     engine: Mapping[str, str] = field(default_factory=dict)  # what is known of a measured engine, by label
 

@@ -21,7 +21,8 @@ from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade
 
 BARS = 6  # so many of the ranking are drawn next to the answer
 NAMED = 4  # so many tied configurations and reasons are named
-LISTED = 1000  # so many rejected or pruned configurations are listed; the table of reasons counts all
+SHOWN = 500  # so many simulated configurations are on the page, of all questions together
+LISTED = 500  # so many rejected or pruned ones are listed; the table of reasons counts all
 DOLLARS = "$\N{NARROW NO-BREAK SPACE}"
 INFINITE = 1e300  # stands for infinity, which JSON does not have
 LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
@@ -37,20 +38,33 @@ def write_search_html(path: Path | str, study: Study) -> None:
     objectives = dict.fromkeys(plan.objective.label for plan in plans)
     questions = [f"{len(plans)} questions"] if len(plans) > 1 else []
     candidates = sum(plan.effort.candidates for plan in plans)
+    shown = [_shown(plan, SHOWN // len(plans)) for plan in plans]
     write_page(
         path,
         "search",
-        data={"plans": [_plan_columns(plan) for plan in plans]},
+        data={"plans": list(map(_plan_columns, plans, shown))},
         heading=study.name or plans[0].name,
         metadata=[*map(str, shared.values()), *objectives, *questions, f"{candidates:,} candidates"],
         answers=[_answer(plan, shared) for plan in plans],
-        listings=[_listing(plan) for plan in plans],
+        listings=[_listing(plan, some, LISTED // len(plans)) for plan, some in zip(plans, shown, strict=True)],
         names=[plan.name for plan in plans],
         swaps=_swap_rows(study) if len(plans) > 1 and study.swaps else [],
         has_axes=any(len(plan.axes) > 1 for plan in plans),
         has_shifts=any(plan.shifts for plan in plans),
         level=f"{100 * plans[0].level:g} %",
     )
+
+
+def _simulated(plan: Plan) -> list[int]:
+    ran = (Status.RANKED, Status.SCOUTED)
+    return [i for i, choice in enumerate(plan.choices) if choice.at or choice.points or choice.status in ran]
+
+
+def _shown(plan: Plan, limit: int) -> list[int]:
+    """Return the indices of the simulated choices on the page: the best, those of fronts and shifts, the next best."""
+    named = {trade.choice for trades in plan.frontiers.values() for trade in trades} | {s.choice for s in plan.shifts}
+    is_other = {i: i > 0 and named.isdisjoint((plan.choices[i].name, plan.choices[i].key)) for i in _simulated(plan)}
+    return sorted(sorted(is_other, key=lambda i: (is_other[i], i))[:limit])
 
 
 def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
@@ -129,8 +143,8 @@ def _swap_rows(study: Study) -> list[tuple[str, list[tuple[str, str, float]]]]:
     return [(p.name, list(map(cell, row))) for p, row in zip(study.plans, text.swap_ratios(study), strict=True)]
 
 
-def _listing(plan: Plan) -> dict[str, Any]:
-    ran = text.simulated(plan)
+def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
+    ran = [(i, choice) for i, choice in text.simulated(plan) if i in shown]
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
     scales = [text.scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
     limit_heads = [f"{quantity(li.metric).label} {unit}" for li, (_, unit) in zip(plan.limits, scales, strict=True)]
@@ -163,7 +177,7 @@ def _listing(plan: Plan) -> dict[str, Any]:
         regions.append([region.name, f"{region.count:,}", shared or UNKNOWN, region.example])
     excluded = [c for c in plan.choices if c.status in (Status.REJECTED, Status.PRUNED)]
     reasons = []
-    for choice in excluded[:LISTED]:
+    for choice in excluded[:listed]:
         value = f"{text.estimate_text(Estimate(choice.bounds.objective))} {plan.objective.unit}".strip()
         bound = f" (bound: {value})" if math.isfinite(choice.bounds.objective) else ""
         reason = choice.exclusion.reason or choice.exclusion.region
@@ -174,6 +188,7 @@ def _listing(plan: Plan) -> dict[str, Any]:
         "regions": regions,
         "excluded": reasons,
         "num_excluded": len(excluded),
+        "num_others": len(_simulated(plan)) - len(shown),
     }
 
 
@@ -199,13 +214,9 @@ def usd_per_thousand(choice: Choice, point: Point) -> float:
     return choice.price_per_hour_usd / (3600 * rate_rps) * 1000 if rate_rps > 0 else math.nan
 
 
-def _plan_columns(plan: Plan) -> dict[str, Any]:
-    shown, without_numbers = [], []
-    for i, choice in enumerate(plan.choices):
-        if choice.at or choice.points or choice.status in (Status.RANKED, Status.SCOUTED):
-            shown.append(i)
-        else:
-            without_numbers.append(choice)
+def _plan_columns(plan: Plan, shown: Sequence[int]) -> dict[str, Any]:
+    simulated = set(_simulated(plan))
+    without_numbers = [choice for i, choice in enumerate(plan.choices) if i not in simulated]
     names = text.in_order(n for c in plan.choices for p in load_curve(c) for n in p.values)
     labels = text.axis_labels(plan.axes)
     values = {}

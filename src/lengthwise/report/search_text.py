@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +14,7 @@ from rich.text import Text
 from lengthwise.report.curves import LATENCY_NAMES
 from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, rounded
 from lengthwise.report.result_page import METADATA
-from lengthwise.report.summary_table import LESS, MORE, NEITHER
+from lengthwise.report.summary_table import LESS, MORE, NEITHER, boxed_table
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
@@ -245,7 +244,7 @@ def search_table(study: Study, *, top: int = 10) -> Group:
 def _ranking(plan: Plan, top: int) -> Table:
     rows, limits = simulated(plan)[:top], plan.limits[:LIMIT_COLUMNS]
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in rows)
-    made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
+    made = boxed_table()
     made.add_column("#", justify="right", no_wrap=True)
     made.add_column("configuration", overflow="fold", min_width=14)
     for head in ["GPUs", "$/h", objective_head(plan.objective), *(["req/s"] if has_capacity else [])]:
@@ -327,7 +326,7 @@ def _excluded(plan: Plan) -> Text:
 
 
 def _swaps(study: Study) -> Table:
-    made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
+    made = boxed_table()
     made.add_column("best of \\ used for", overflow="fold")
     for plan in study.plans:
         made.add_column(Text(plan.name), justify="right", overflow="fold")

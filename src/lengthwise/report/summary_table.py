@@ -176,10 +176,15 @@ def _leader(metric: Metric, results: Sequence[Result], estimates: Sequence[Estim
 FEW_SEEDS = 3  # with fewer seeds, Student's t is above 4 and intervals are very wide
 
 
+def boxed_table() -> Table:
+    """Return an empty table in the style of the answers."""
+    return Table(header_style="bold", box=box.ROUNDED, border_style="dim")
+
+
 def table(results: list[Result]) -> Group:
     """Return variants side by side, bottlenecks below; raise InputError if none is given or names repeat."""
     check_results(results)
-    numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
+    numbers = boxed_table()
     numbers.add_column("", no_wrap=True)
     for result in results:
         numbers.add_column(Text(result.name), justify="right", overflow="fold")

@@ -10,8 +10,9 @@ from typing import Any
 from lengthwise.report.curves import Figure, json_numbers
 from lengthwise.report.formatting import PLUS_MINUS, UNKNOWN, amount, counted, percent, rounded, seconds
 from lengthwise.report.html_page import Row, TableCell, write_page
-from lengthwise.report.json_file import VERSION, plain
+from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.files import write_whole
 from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_retained
 
 SHOWN_CUTS = 4  # so many boundaries are written out
@@ -229,7 +230,7 @@ def _marks(name: str, series: int, x: Iterable[float], y: Sequence[Estimate]) ->
     return _line(name, series, x, (e.value for e in y)) | {"mode": "markers", "half": halves}
 
 
-def theory_facts(study: MultiBinStudy | QueueStudy) -> dict[str, Any]:
-    """Return the study as plain values for JSON."""
+def write_theory_json(path: Path | str, study: MultiBinStudy | QueueStudy) -> None:
+    """Write the study to a JSON file; raise OutputError."""
     kind = "multibin" if isinstance(study, MultiBinStudy) else "queue"
-    return {"format": "lengthwise.theory", "version": VERSION, "kind": kind, "answers": answers(study), **plain(study)}
+    write_whole(path, json_text("theory", {"kind": kind, "answers": answers(study), **plain(study)}).encode())

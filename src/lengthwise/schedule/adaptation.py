@@ -79,7 +79,7 @@ class InPlace:
         return None
 
 
-def further(before: TaskLengths, task: TaskLengths, share: float, longest_tokens: int) -> TaskLengths:
+def further(before: TaskLengths, task: TaskLengths, share: float, max_model_len: int) -> TaskLengths:
     """Return lengths after one more change: longer and more varied by a share of the last change of mean and sd."""
 
     def more(before: Floats, after: Floats, max_tokens: int) -> Floats:
@@ -88,8 +88,8 @@ def further(before: TaskLengths, task: TaskLengths, share: float, longest_tokens
         pmf = moved(spread, "mean", share * abs(mean_after / mean - 1), max_tokens)
         return pmf[: int(pmf.nonzero()[0][-1]) + 1]
 
-    prompt = more(before.prompt_pmf, task.prompt_pmf, longest_tokens - task.max_output_tokens)
-    return TaskLengths(prompt, more(before.output_pmf, task.output_pmf, longest_tokens - (len(prompt) - 1)))
+    prompt = more(before.prompt_pmf, task.prompt_pmf, max_model_len - task.max_output_tokens)
+    return TaskLengths(prompt, more(before.output_pmf, task.output_pmf, max_model_len - (len(prompt) - 1)))
 
 
 def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strategy.RRA) -> Redeployment:
@@ -113,8 +113,8 @@ def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strate
     )
 
 
-def lengths_since(task: TaskLengths, alarm: Alarm, longest_tokens: int) -> TaskLengths:
-    """Return the lengths after an alarm, for a model that takes ``longest_tokens`` per request.
+def lengths_since(task: TaskLengths, alarm: Alarm, max_model_len: int) -> TaskLengths:
+    """Return the lengths after an alarm, for a model that takes ``max_model_len`` per request.
 
     From ``MIN_COUNTED_REQUESTS`` requests on they are counted. With fewer, a side that changed, or with more evidence
     for a change than against it, keeps the shape of the planned distribution at the observed mean and standard
@@ -142,8 +142,8 @@ def lengths_since(task: TaskLengths, alarm: Alarm, longest_tokens: int) -> TaskL
 
     prompt = since(SIDES[0], task.prompt_pmf, alarm.prompt_tokens)
     output = since(SIDES[1], task.output_pmf, alarm.output_tokens)
-    output = truncated(output, max(longest_tokens // 2, longest_tokens - (len(prompt) - 1)))
-    return TaskLengths(truncated(prompt, longest_tokens - (len(output) - 1)), output, task.name)
+    output = truncated(output, max(max_model_len // 2, max_model_len - (len(prompt) - 1)))
+    return TaskLengths(truncated(prompt, max_model_len - (len(output) - 1)), output, task.name)
 
 
 def length_facts(task: TaskLengths, assumptions: Assumptions) -> LengthFacts:

@@ -232,7 +232,7 @@ class Planner:
             else:
                 point = one.result.best.point if one.result.best else space.best_evaluated(bound_s)
                 best = None if point is None else space.row(point)
-                cause = "" if one is chosen else _why_worse(one, best, row, bound_s)
+                cause = "" if one is chosen else _reason_for_less(one, best, row, bound_s)
                 side = ScheduleSide(
                     space.strategy.value, space.tp, best, one.at_most_rps, space.size, one.result.evaluated, cause
                 )
@@ -331,7 +331,7 @@ def rounded_up(seconds: float) -> str:
     return f"{math.ceil(seconds * 10**digits) / 10**digits:.{max(digits, 0)}f}"
 
 
-def _why_worse(one: SpaceResult, best: ScheduleRow | None, chosen: ScheduleRow, bound_s: float) -> str:
+def _reason_for_less(one: SpaceResult, best: ScheduleRow | None, chosen: ScheduleRow, bound_s: float) -> str:
     min_s = one.result.fastest.latency_s
     if min_s > bound_s:
         return f"its least latency is {min_s:.3g} s"
@@ -347,7 +347,7 @@ def _nothing_meets(planner: Planner, results: Sequence[SpaceResult], bound_s: fl
     setting = planner.estimator.setting
     feasible = [one for one in results if math.isfinite(one.result.fastest.latency_s)]
     if not feasible:
-        return ScheduleError(_why_nothing_fits(setting, planner.spaces))
+        return ScheduleError(_infeasibility(setting, planner.spaces))
     fastest = min(feasible, key=lambda one: one.result.fastest.latency_s)
     row, iterations = fastest.space.row(fastest.result.fastest.point), setting.iterations
     latency_s = row.latency_high_s if planner.worst_case else row.latency_s
@@ -369,7 +369,7 @@ def _plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _why_nothing_fits(setting: Setting, spaces: Sequence[SearchSpace]) -> str:
+def _infeasibility(setting: Setting, spaces: Sequence[SearchSpace]) -> str:
     """Return why no schedule is feasible: in one sentence where it is the weights, else by reason."""
     reasons = [space.infeasible_reason for space in spaces]
     weights, cache = (REASONS[reason] in reasons for reason in (Reason.WEIGHTS, Reason.CACHE))

@@ -63,14 +63,16 @@ def _write(path: Path, data: bytes | Callable[[Path], None]) -> None:
         path.write_bytes(data)
 
 
-def _reason(target: Path, error: Exception) -> str:
-    folder = target.parent
+def obstacle(target: Path) -> str:
+    """Return why no file can be at a path, whatever the permissions; "" if one can."""
     if target.is_dir():
         return "it is a folder; give the name of a file"
-    if not folder.exists():
-        return f"its folder {folder} does not exist; create it first"
-    if not folder.is_dir():
-        return f"{folder} is a file, not a folder; choose another place"
+    if not target.parent.exists():
+        return f"its folder {target.parent} does not exist; create it first"
+    return "" if target.parent.is_dir() else f"{target.parent} is a file, not a folder; choose another place"
+
+
+def _reason(target: Path, error: Exception) -> str:
     if isinstance(error, PermissionError):
-        return f"no permission to write in {folder}; choose another place"
-    return f"{getattr(error, 'strerror', None) or error}"
+        return obstacle(target) or f"no permission to write in {target.parent}; choose another place"
+    return obstacle(target) or f"{getattr(error, 'strerror', None) or error}"

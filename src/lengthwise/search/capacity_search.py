@@ -28,7 +28,7 @@ from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.limits import SloLimits, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point, observe, values_of
-from lengthwise.statistics import t_quantile
+from lengthwise.statistics import t_half_width
 
 FLOOR_SHARE = 1e-3
 """A deployment that breaks its limits at this share of its ceiling does not serve at all."""
@@ -171,11 +171,11 @@ class Trials:
 
     def half_width(self, rate_rps: float, level: float) -> float:
         """Return the half-width of the pooled usage at a tried rate; 0 for a single seed."""
-        usage, n = self.by_rate[rate_rps], len(self.seeds)
-        if n < 2:
+        usage = self.by_rate[rate_rps]
+        if len(self.seeds) < 2:
             return 0.0
         worst = int(self._pooled(rate_rps).argmax())
-        half = t_quantile(level, n - 1) * float(usage[:, worst].std(ddof=1)) / math.sqrt(n)
+        half = float(t_half_width(usage[:, worst], level))
         return half if worst < usage.shape[1] - 1 else half / (QUEUE_GROWTH + self._growth_noise(rate_rps))
 
     def undetected_growth(self, rate_rps: float) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from lengthwise.apps.ledger import FINISHED, open_ledger
 from lengthwise.apps.run import CANCEL, ModelStatus, RunFolder, alive, status_of
+from lengthwise.report.json_file import json_text
 from lengthwise.schema.errors import InputError
 
 
@@ -36,14 +36,11 @@ def app_status(folder: Path, store: str | None = None) -> AppStatus:
         return AppStatus(tasks, status_of(ledger), tuple(alive(ledger)), CANCEL in ledger.metadata())
 
 
-def app_status_json(status: AppStatus) -> dict[str, Any]:
-    """Return the progress as JSON values."""
-    return {
-        "tasks": status.tasks,
-        "models": [asdict(one) | {"total": one.total, "completed": one.completed} for one in status.models],
-        "runs_now": status.owners,
-        "cancelled": status.is_cancelled,
-    }
+def app_status_json(status: AppStatus) -> str:
+    """Return the text of a JSON file of the progress."""
+    models = [asdict(one) | {"total": one.total, "completed": one.completed} for one in status.models]
+    fields = {"tasks": status.tasks, "models": models, "runs_now": status.owners, "cancelled": status.is_cancelled}
+    return json_text("app_status", fields)
 
 
 def cancel_app(folder: Path, store: str | None = None) -> bool:
@@ -57,6 +54,6 @@ def cancel_app(folder: Path, store: str | None = None) -> bool:
 
 def _ledger(folder: Path, store: str | None) -> str:
     run = RunFolder(folder, store)
-    if run.store is None and not run.is_begun:
+    if run.store is None and not run.has_run:
         raise InputError(f"{folder} must be the folder of a run (app run --out); it has none")
     return run.place

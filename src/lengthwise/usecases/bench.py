@@ -73,3 +73,28 @@ def _workload_overrides(workload: str | None) -> list[str]:
     if path.exists() or path.suffix in {".csv", ".jsonl", ".json", ".parquet", ".gz"}:
         return [f"workload.trace={json.dumps(str(path.resolve()))}"]
     return [f"workload.preset={json.dumps(workload)}"]
+
+
+_ADVICE = {
+    "http 401": "give the right --api-key",
+    "http 403": "give the right --api-key",
+    "http 404": "check the address and --model",
+    "http 408": "lower the load (--request-rate, --concurrency)",
+    "http 429": "lower the load (--request-rate, --concurrency)",
+    "http 503": "lower the load (--request-rate, --concurrency), or wait until the server is ready",
+    "http 4": "send what it accepts: lengths (--isl, --osl) within its limits, or no exact lengths (--no-exact)",
+    "http 5": "check the server's log",
+    "server error": "check the server's log",
+    "malformed": "check that the address is that of an OpenAI-compatible server",
+    "stalled": "lower the load, or wait longer for a byte (--stall)",
+    "timed out": "lower the load, or wait longer for an answer (--timeout)",
+    "empty answer": "check the server's stream, which contains no token, and its log",
+}
+
+
+def advice_on(reason: str, *, exact: bool) -> str:
+    """Return what to do about failures of requests; ``exact``: exact lengths were requested."""
+    if reason == "empty answer" and not exact:
+        return "request exact lengths (without --no-exact)"  # the model may stop at once
+    default = "check whether the server still runs, and its log"
+    return _ADVICE.get(reason) or _ADVICE.get(reason[:6]) or default

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 from lengthwise.config import Scenario
-from lengthwise.measure.calibration import Calibration
-from lengthwise.report.json_file import finite
+from lengthwise.measure.calibration import Calibration, Parameter, Score
+from lengthwise.report.calibrate import CalibrationPage, CdfPair, write_calibration_html
+from lengthwise.report.formatting import two_digits
+from lengthwise.report.json_file import json_text
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases import variants
-
-FORMAT, VERSION = "lengthwise.calibration", 1
 
 
 def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
@@ -48,12 +49,103 @@ def require_improvement(found: Calibration, *, printed: bool = False) -> None:
         )
 
 
-def calibration_json(found: Calibration) -> dict[str, Any]:
-    """Return all results but the tables, as JSON values; keys are only ever added within a version."""
+def calibration_json(found: Calibration) -> str:
+    """Return the text of a JSON file of all results but the tables."""
     results = dataclasses.asdict(found)
     evidence = results.pop("tables")["evidence"]
-    head = {"format": FORMAT, "version": VERSION, "warnings": found.warnings}
-    complete: dict[str, Any] = finite(
-        head | results | {"tables": {name: evidence[name] for name in ("source", "errors", "reach")}}
+    tables = {name: evidence[name] for name in ("source", "errors", "reach")}
+    return json_text("calibration", {"warnings": found.warnings, **results, "tables": tables})
+
+
+def urgent(found: Calibration) -> tuple[str, ...]:
+    """Return what must be read before the numbers: what became worse, warnings, and runs of unknown origin."""
+    return (*found.warnings, *found.origin)
+
+
+def reliability(found: Calibration) -> list[str]:
+    """Return how reliable the tables are, in sentences."""
+    reach = found.tables.evidence.reach
+    error = (
+        f"requests' mean times between tokens are off by about {two_digits(100 * found.log_sd)} % (standard deviation "
+        "over held-out requests; single steps may be off by more)"
     )
-    return complete
+    measured = (
+        f"measured up to {reach.tokens} tokens and {reach.seqs} sequences a step, {reach.context} tokens a request, "
+        f"{reach.kv_tokens} tokens in the KV cache; beyond that the tables extrapolate"
+    )
+    loads = [
+        f"{x.name} requests over time ({x.run}): off by {x.before:.0%} of their mean before, {x.after:.0%} after"
+        for x in found.loads
+    ]
+    return [error, measured, *loads, *(note for note in found.notes if note not in found.origin)]
+
+
+def write_html(path: Path, found: Calibration) -> None:
+    """Write the page of a calibration; raise MissingExtraError or OutputError."""
+    fitted = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
+    page = CalibrationPage(
+        heading=found.tables.evidence.source,
+        metadata=[f"{found.fitted:,} requests fitted to", f"{found.held_out:,} held out", f"changed: {fitted}"],
+        warnings=urgent(found),
+        errors=error_table(found),
+        factors=parameter_table(found),
+        trust=[*reliability(found), f"Held out: {found.split}."],
+        cdfs=[CdfPair(**dataclasses.asdict(curve)) for curve in found.curves],
+    )
+    write_calibration_html(path, page)
+
+
+def markdown(found: Calibration) -> str:
+    """Return the printed output in Markdown."""
+
+    def table(*rows: Sequence[str]) -> str:
+        heads, *cells = rows
+        return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells))
+
+    return "\n".join(
+        [
+            f"# {found.tables.evidence.source}",
+            *(f"\n**{warning}**" for warning in urgent(found)),
+            f"\nErrors on {found.held_out} held-out requests ({found.split}):\n",
+            table(*error_table(found)),
+            "",
+            table(*parameter_table(found)),
+            "",
+            *(f"- {line}" for line in reliability(found)),
+            "",
+        ]
+    )
+
+
+def error_table(found: Calibration) -> list[Sequence[str]]:
+    """Return heads and rows of the errors."""
+    heads = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
+    return [heads, *map(_error_row, found.scores)]
+
+
+def _error_row(score: Score) -> list[str]:
+    each = score.statistic == "each"
+    percent = "{:.1%}".format if each else "{:+.1%}".format
+    statistic, measured = ("mean of each", "") if each else (score.statistic, _seconds(score.measured))
+    errors = (percent(score.before), percent(score.after), f"{percent(score.low)} to {percent(score.high)}")
+    return [score.run, score.metric.upper(), statistic, measured, *errors]
+
+
+def parameter_table(found: Calibration) -> list[Sequence[str]]:
+    """Return heads and rows of the parameters."""
+    return [("parameter", "before", "after", "95 % interval", "identified"), *map(_parameter_row, found.parameters)]
+
+
+def _parameter_row(p: Parameter) -> list[str]:
+    number = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
+    # 0 seconds of a client: not known.
+    before, after = ("-" if p.name == "client" and not value else number(value) for value in (p.prior, p.value))
+    interval = f"{number(p.low)} to {number(p.high)}" if p.determined else "as before"
+    return [p.label, before, after, interval, "no" if not p.determined else "yes" if p.value != p.prior else "agrees"]
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-12:.3g} ps" if value else "0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of
 from lengthwise.config.sections import SearchSection
 from lengthwise.cost import model_error
-from lengthwise.metrics import Beyond
-from lengthwise.report.json_file import finite
+from lengthwise.metrics import Extrapolation
+from lengthwise.report.json_file import json_text
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
@@ -24,7 +23,6 @@ from lengthwise.usecases.requests import search_load
 from lengthwise.usecases.simulate import MANY_STEPS, front_note, slo_of
 from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
 
-FORMAT, VERSION = "lengthwise.capacity", 1
 Progress = Callable[[int, int], None]
 
 
@@ -38,7 +36,7 @@ class VariantCapacity:
     capacity: Capacity
     at: Point | None  # all numbers at the lower end of its interval; None if no rate meets the limits
     # Where a run at that rate passes the range of the measurements behind the cost tables.
-    out_of_range: tuple[Beyond, ...] = ()
+    out_of_range: tuple[Extrapolation, ...] = ()
     # A warning that the file of cost tables does not record its origin; "" without reason.
     tables_note: str = ""
 
@@ -76,34 +74,34 @@ def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     engine.warm_up()  # otherwise every thread would compile it
     found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
     at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)
-    out_of_range: tuple[Beyond, ...] = ()
+    out_of_range: tuple[Extrapolation, ...] = ()
     if at is not None and served.cost.evidence.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)
         out_of_range = metrics.beyond_reach(records, served)
     return VariantCapacity(expanded.name, served, limits, found, at, out_of_range, unchecked_tables_note(expanded))
 
 
-def capacities_json(found: Sequence[VariantCapacity]) -> dict[str, Any]:
-    """Return the capacities as JSON values; keys are only ever added within a version."""
-    return {"format": FORMAT, "version": VERSION, "capacities": [_capacity_json(sustained) for sustained in found]}
+def capacities_json(found: Sequence[VariantCapacity]) -> str:
+    """Return the text of a JSON file of the capacities."""
+    return json_text("capacity", {"capacities": [_capacity_fields(sustained) for sustained in found]})
 
 
-def _capacity_json(sustained: VariantCapacity) -> dict[str, Any]:
+def _capacity_fields(sustained: VariantCapacity) -> dict[str, Any]:
     def numbers(estimate: Estimate) -> Any:
-        return finite({"value": estimate.value, "half_width": estimate.half_width})
+        return {"value": estimate.value, "half_width": estimate.half_width}
 
     capacity, at = sustained.capacity, sustained.at
     return {
         "name": sustained.name,
-        "limits": [dataclasses.asdict(limit) for limit in sustained.limits],
+        "limits": sustained.limits,
         "requests_per_s": numbers(capacity.rate_rps),
         "binds": capacity.binds,
         "ceiling_requests_per_s": capacity.ceiling.rate_rps,
         "requests_a_run": capacity.requests,
         "simulations": capacity.effort.simulations,
         "requests": capacity.effort.requests,
-        "notes": list(sustained.notes),
-        "beyond_reach": [dataclasses.asdict(beyond) for beyond in sustained.out_of_range],
+        "notes": sustained.notes,
+        "beyond_reach": sustained.out_of_range,
         "at": None
         if at is None
         else {"requests_per_s": at.rate_rps, "metrics": {name: numbers(metric) for name, metric in at.values.items()}},

@@ -77,14 +77,14 @@ def _section(scenario: Scenario) -> LabSection:
 
 
 def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:
-    given = entry.model_dump(exclude={"name", "longest_wait"}, exclude_unset=True, exclude_none=True)
+    given = entry.model_dump(exclude={"name", "max_wait_factor"}, exclude_unset=True, exclude_none=True)
     own = {} if "policy" in given else scenario.scheduler.model_dump(exclude_unset=True, exclude_none=True)
     base = scenario.model_dump(exclude={"scheduler", "lab"}, exclude_unset=True, exclude_none=True)
     changed = type(scenario).model_validate(base | {"scheduler": merged(own, given)})
     made = scheduler(changed.from_file(scenario.source, scenario.folder))
     axes = ("rank", "victim", "memory", "preemption", "binning")
     used = [policies.resolve(axis, getattr(made, axis)) for axis in axes if getattr(made, axis) is not None]
-    return laboratory.Contestant(entry.title, made, any(one.uses(*PREDICTED) for one in used), entry.longest_wait)
+    return laboratory.Contestant(entry.title, made, any(one.uses(*PREDICTED) for one in used), entry.max_wait_factor)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import ScheduleSection
 from lengthwise.config.workload import InOrder, Source, source_of
 from lengthwise.cost import model_error
-from lengthwise.metrics import Beyond
+from lengthwise.metrics import Extrapolation
 from lengthwise.schedule import TaskLengths
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import EngineLimits
@@ -274,7 +274,7 @@ def reach_notes(
     for bound, largest in largest_step(row, task, level).items():
         known = [measured for reach in reaches if (measured := getattr(reach, bound)) is not None]
         if known and largest > min(known):
-            words = Beyond(bound, min(known), largest, 1, 1, "steps").words
+            words = Extrapolation(bound, min(known), largest, 1, 1, "steps").words
             notes.append(
                 f"The schedule's steps have more {words} (about {largest:,}) than the measurements behind the "
                 f"cost tables reached ({min(known):,}): their times are extrapolated."

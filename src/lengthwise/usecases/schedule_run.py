@@ -23,7 +23,7 @@ from lengthwise.gateway.replanning import ReplanEvent, ReplannerFactory, Replann
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import background_gateway
 from lengthwise.gateway.telemetry import Row
-from lengthwise.report.json_file import plain
+from lengthwise.report.json_file import json_text
 from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured
@@ -34,7 +34,6 @@ from lengthwise.usecases.bench import requests
 from lengthwise.usecases.schedule_adaptation import Adapted, Follow, follower_maker, limited
 from lengthwise.usecases.schedule_plan import PlannedRun, planned_run
 
-FORMAT, VERSION = "lengthwise.schedule-run", 1
 Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float, float]
 """(value, low, high); NaN where there is too little data."""
@@ -314,8 +313,8 @@ def decision(done: ScheduleRun) -> str:
     return f"{bound} {'held' if outcome.satisfied else 'did not hold'}: {measured}{caveat}."
 
 
-def schedule_run_json(done: ScheduleRun) -> dict[str, Any]:
-    """Return the run as JSON values; keys are only ever added within a version."""
+def schedule_run_json(done: ScheduleRun) -> str:
+    """Return the text of a JSON file of the run."""
     planned = done.planned
     news = [
         {
@@ -328,23 +327,19 @@ def schedule_run_json(done: ScheduleRun) -> dict[str, Any]:
         }
         for at_s, one in done.news
     ]
-    document: dict[str, Any] = plain(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "answer": decision(done),
-            "schedule": planned.row,
-            "phases": planned.phases,
-            "bound_tokens": planned.bound.tokens,
-            "share": planned.share,
-            "source": planned.source,
-            "outcome": done.outcome,
-            "warnings": warnings(done),
-            "followed": done.followed,
-            "news": news,
-        }
-    )
-    return document
+    fields = {
+        "answer": decision(done),
+        "schedule": planned.row,
+        "phases": planned.phases,
+        "bound_tokens": planned.bound.tokens,
+        "share": planned.share,
+        "source": planned.source,
+        "outcome": done.outcome,
+        "warnings": warnings(done),
+        "followed": done.followed,
+        "news": news,
+    }
+    return json_text("schedule_run", fields)
 
 
 class _PhaseRecorder(Listener):

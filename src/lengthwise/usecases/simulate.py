@@ -11,7 +11,7 @@ from pathlib import Path
 from lengthwise import engine, metrics
 from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
-from lengthwise.metrics import Beyond, Slo, Summary
+from lengthwise.metrics import Extrapolation, Slo, Summary
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import noted
@@ -62,7 +62,7 @@ class VariantOutcome:
     summaries: list[Summary]
     summary: Summary  # over all seeds; with model intervals where the cost tables carry errors
     # Where a run passed the range of the measurements behind the cost tables.
-    out_of_range: tuple[Beyond, ...] = ()
+    out_of_range: tuple[Extrapolation, ...] = ()
     model_draws: int = 0
 
     @property
@@ -98,7 +98,7 @@ def measured_of(outcome: VariantOutcome) -> Measured:
     return Measured(outcome.records, variant.workload(outcome.records.seed), SIMULATED, metadata)
 
 
-_Run = tuple[Records | None, Summary, tuple[Beyond, ...]]
+_Run = tuple[Records | None, Summary, tuple[Extrapolation, ...]]
 
 
 def run(

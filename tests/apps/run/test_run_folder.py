@@ -16,7 +16,7 @@ from lengthwise.schema.errors import InputError, OutputError
 
 def test_a_folder_with_a_run_in_it_is_refused_without_resume(tmp_path):
     folder = RunFolder(tmp_path / "out")
-    assert not folder.is_begun
+    assert not folder.has_run
     with folder.taken(resume=False) as ledger:
         assert ledger.metadata() == {}
     with pytest.raises(InputError, match="holds a run already: go on with it by --resume"), folder.taken(resume=False):

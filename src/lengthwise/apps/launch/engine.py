@@ -83,7 +83,7 @@ class Draft:
         ids = list(partial.output_ids)
         return cls([partial.text], partial.prompt_ids, ids, retained=len(ids))
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Drop the part from before the interruption: this engine cannot continue it."""
         self.text, self.prompt_ids, self.output_ids, self.retained, self.fixed_prefix = [], (), [], 0, None
 
@@ -311,7 +311,7 @@ class HttpEngine:
                 fields["min_tokens"] = max(0, min_tokens - had)
             api = COMPLETIONS
         else:
-            draft.begin_anew()
+            draft.reset()
             fields = dict(body)
         fields |= {"model": capabilities.model, "stream": True}
         if capabilities.usage:

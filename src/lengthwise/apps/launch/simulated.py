@@ -70,7 +70,7 @@ class SimulatedEngine:
                 f"{prompt_tokens + output_tokens} tokens do not fit a KV cache of {self._kv_tokens} tokens",
             )
         if len(draft.output_ids) >= output_tokens:
-            draft.begin_anew()
+            draft.reset()
         await self._serve(prompt_tokens, output_tokens, draft)
         draft.finish_reason = "length" if output_tokens >= int(self._lengths.max_tokens[request.task]) else "stop"
         body = json.dumps(request.body, sort_keys=True, default=str)

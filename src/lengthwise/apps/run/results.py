@@ -231,13 +231,13 @@ class RunFolder:
         return self.store or str(self.path / FILE)
 
     @property
-    def is_begun(self) -> bool:
+    def has_run(self) -> bool:
         """Return whether the folder has a run."""
         return (self.path / LOCK).exists()
 
     def require_free(self, *, resume: bool) -> None:
         """Raise InputError if the folder has a run that is not to be resumed."""
-        if self.is_begun and not resume:
+        if self.has_run and not resume:
             raise InputError(f"{self.path} holds a run already: go on with it by --resume, or name another folder")
 
     @contextmanager

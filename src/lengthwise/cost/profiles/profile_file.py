@@ -24,7 +24,7 @@ def write_profile(profile: Profile, path: Path | str) -> None:
     """Write a profile to a Parquet file, completely or not at all; raise OutputError or ProfileError."""
     _require_rows(profile, f"the profile {profile.metadata.name}")
     try:
-        metadata = json.dumps({"version": VERSION, "facts": dataclasses.asdict(profile.metadata)})
+        metadata = json.dumps({"version": VERSION, "metadata": dataclasses.asdict(profile.metadata)})
     except (TypeError, ValueError) as error:
         raise ProfileError(f"a profile's metadata must be JSON-able; {error}") from error
     columns = {n: profile[n].tolist() if n in TEXT_COLUMNS else profile[n] for n in COLUMNS}
@@ -46,7 +46,7 @@ def read_profile(path: Path | str) -> Profile:
         if header["version"] != VERSION:
             found = f"it is of version {header['version']}. Update lengthwise."
             raise ProfileError(f"{path} must be a profile of version {VERSION}; {found}")
-        saved = header["facts"]
+        saved = header["metadata"]
         known = {field.name for field in dataclasses.fields(ProfileFacts)}
         values = {name: value for name, value in saved.items() if name in known}
         metadata = ProfileFacts(**values | {"notes": tuple(saved.get("notes", ()))})

@@ -20,7 +20,7 @@ from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
 from lengthwise.gateway.telemetry import Pair, Row, Telemetry
-from lengthwise.statistics import Floats, circular_blocks, t_quantile
+from lengthwise.statistics import Floats, bootstrap_half_width, circular_blocks
 
 WINDOW_S = 600.0
 MAX_ROWS = 2000
@@ -177,14 +177,12 @@ def measured(mode: str, pairs: Sequence[Pair], *, seed: int = 0) -> list[dict[st
         starts = np.random.default_rng(seed).integers(0, n, (_DRAWS, _BLOCKS))
         samples = _statistics(columns[:, circular_blocks(starts, -(-n // _BLOCKS), n)])
     samples[..., [False, *(n * (1 - q) < _MIN_BEYOND for q in QUANTILES)]] = math.nan
-    half = t_quantile(0.95, _BLOCKS - 1) * samples.std(axis=1, ddof=1)
+    half = bootstrap_half_width(samples, _BLOCKS, 0.95, axis=1)
     intervals = np.stack([values, np.maximum(values - half, 0.0), values + half], axis=-1)
     real = _row("had", mode, n, intervals[0], intervals[1])
     for name, column in (("mean_change", 0), ("p99_change", 3)):
         log_ratio = math.log(values[0, column] / values[2, column])
-        half_log = t_quantile(0.95, _BLOCKS - 1) * float(
-            np.log(samples[0, :, column] / samples[2, :, column]).std(ddof=1)
-        )
+        half_log = bootstrap_half_width(np.log(samples[0, :, column] / samples[2, :, column]), _BLOCKS, 0.95)
         real[name] = [math.expm1(log_ratio + sign * half_log) for sign in (0, -1, 1)]
     return [real, _row("shadow", "fcfs", n, intervals[2], intervals[3])]
 

@@ -34,7 +34,7 @@ from lengthwise.gateway.observe.replay import (
 )
 from lengthwise.gateway.observe.trace import MIN_STREAMED, Floats, Trace, is_measurable, of_journal, pools_of
 from lengthwise.schema.workload import Workload
-from lengthwise.statistics import circular_blocks, t_quantile
+from lengthwise.statistics import bootstrap_half_width, circular_blocks
 
 SWITCH_ON = "switch on"
 NO_QUEUE = "no gain possible: no request waits"
@@ -296,7 +296,7 @@ def _change(ratio: float, drawn: list[float]) -> Change:
     """Return a ratio minus 1, with its interval."""
     if len(drawn) < 2:
         return Change(ratio - 1, math.nan, math.nan)
-    half = t_quantile(LEVEL, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
+    half = float(bootstrap_half_width(_stabilized(np.log(drawn)), BLOCKS, LEVEL))
     center = float(_stabilized(np.log([ratio]))[0])
     ends = np.array([center - half, center + half])
     share = np.minimum(np.abs(ends), _MAX_STABILIZED)  # the inverse of _stabilized follows

@@ -60,8 +60,6 @@ class Row:
         return self.first_token_s - self.arrival_s
 
 
-_OLD_NAMES = {"waited_s": "queued_for_s", "ended_s": "finished_s", "again": "repredictions"}
-"""Fields of journals that earlier versions wrote."""
 _TIMES = ("arrival_s", "dispatched_s", "first_token_s", "finished_s")
 _TYPES = {field.name: field.type for field in fields(Row)}
 
@@ -76,7 +74,6 @@ def as_dict(row: Row) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any]) -> Row:
     """Return the row of ``as_dict``; raise KeyError, TypeError or ValueError for other values."""
-    values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
     row: dict[str, Any] = {}
     for name, kind in _TYPES.items():
         value = values[name]

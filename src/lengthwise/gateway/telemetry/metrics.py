@@ -208,7 +208,7 @@ class PhaseCounts(Listener):
             return
         plan = {(name,): value for name, value in asdict(self.plan).items() if value is not None}
         yield _gauge("phase_plan", "Schedule in use", plan, "of")
-        yield _counter("phases", "Finished phases by the event that ended them", self._finished, "worker", "ended")
+        yield _counter("phases", "Finished phases by the event that ended them", self._finished, "worker", "cause")
         tokens, overdue = _keyed(self._prompt_tokens), _keyed(self._overdue)
         yield _counter("phase_prompt_tokens", "Prompt tokens of all prefill phases", tokens, "worker")
         yield _counter("phase_overdue", "Requests dispatched within a phase after max_wait_s", overdue, "worker")
