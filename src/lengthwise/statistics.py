@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import DrawnEstimate, Estimate
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _MAX_CORRELATION = 0.8
+_LARGEST = 1e300  # stands for infinity in quantiles, which interpolate
 # Two-sided 95 % quantiles of Student's t with 1 to 40 degrees of freedom, so that usual intervals do not import scipy.
 _T_95 = (
     12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934, 2.5705818356363146,
@@ -51,6 +53,25 @@ def mean_estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
     if not len(column):
         return Estimate(math.nan)
     return Estimate(float(column.mean()), float(t_half_width(column, level)))
+
+
+def drawn_estimate(estimate: Estimate, base: float, draws: Sequence[float], level: float) -> DrawnEstimate:
+    """Return the estimate with its model interval, from draws of the cost model's error in one run.
+
+    ``base`` is the number without the error in that run; the draws move in proportion to the estimate's value (where
+    ``base`` is 0: by the difference). The interval spans Hazen's quantiles and includes the value; it is NaN where a
+    number is NaN, and its ends may be infinite.
+    """
+    value = estimate.value
+    moved = [value * (draw / base) if base > 0 else value + draw - base for draw in draws]
+    with np.errstate(invalid="ignore", over="ignore"):
+        finite = np.clip(moved, -_LARGEST, _LARGEST)
+        low, high = np.quantile([*finite], [0.5 - level / 2, 0.5 + level / 2], method="hazen")
+    ends = [math.copysign(math.inf, end) if abs(end) > _LARGEST / 1e3 else float(end) for end in (low, high)]
+    numbers = {"model_low": min(ends[0], value), "model_high": max(ends[1], value)}
+    if any(map(math.isnan, (value, base, *draws))) or math.isinf(base):
+        numbers = {}
+    return DrawnEstimate(value, estimate.half_width, **numbers, draws=tuple(map(float, moved)))
 
 
 def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist
+from zlib import crc32
 
 import numpy as np
 
@@ -35,6 +36,25 @@ def perturbed_degrees(
 ) -> list[dict[int, CostTables]]:
     """Return perturbed tables of several tensor-parallel degrees: a part has the same error in all of them."""
     return [dict(zip(tables, made, strict=True)) for made in _perturbed(list(tables.values()), draws, seed)]
+
+
+def source_of(deployment: Deployment) -> str:
+    """Return what deployments share the errors of their cost tables with: model and GPU."""
+    return f"{deployment.model.name} on {deployment.gpu.name}"
+
+
+def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
+    """Return ``draws`` copies with perturbed tables; all deployments of one source have the same errors in a draw."""
+    if not draws or not _errors(deployment.cost, deployment.cost.evidence.errors):
+        return []
+    columns, seed = (*PARTS, "step", "front"), crc32(source_of(deployment).encode())
+    designs = [design(draws, len(columns), seed + index) for index in range(2)]
+    normals = (
+        {(part, index): float(made[row, at]) for index, made in enumerate(designs) for at, part in enumerate(columns)}
+        for row in range(draws)
+    )
+    cost = deployment.cost
+    return [replace(deployment, cost=_scaled(cost, cost.evidence.errors, normal)) for normal in normals]
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
@@ -124,7 +144,7 @@ def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     return tuple(dict.fromkeys(note for note in notes if note))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def design(draws: int, parts: int, seed: int = 0) -> Floats:
     """Return [draws, parts] standard normal values: a Latin hypercube of midpoints, the least correlated of 200."""
     normal = NormalDist()  # of the standard library: importing scipy.special takes 0.2 s

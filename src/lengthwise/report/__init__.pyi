@@ -1,6 +1,6 @@
 from .binding import Binding, bound_by, mean_queued_s, what_binds
 from .compare import compare_table, write_compare_html, write_compare_json
-from .formatting import percent, rounded
+from .formatting import model_text, percent, rounded
 from .json_file import write_json
 from .lab import lab_table, write_lab_html, write_lab_json
 from .result import Result
@@ -19,6 +19,7 @@ __all__ = [
     "limit_text",
     "mean_queued_s",
     "metric_text",
+    "model_text",
     "percent",
     "rounded",
     "search_table",

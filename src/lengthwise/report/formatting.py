@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from lengthwise.metrics import Counts
+from lengthwise.schema.estimate import Estimate
 
 UNKNOWN = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -32,6 +33,13 @@ def span(low: float, high: float) -> str:
     fine = _decimals((high - low) / 2, 1)
     decimals = (max(_decimals(end, 2), min(fine, _decimals(end, 4))) for end in (low, high))
     return "\N{EN DASH}".join(f"{end:,.{d}f}" for end, d in zip((low, high), decimals, strict=True))
+
+
+def model_text(estimate: Estimate, scale: float = 1.0) -> str:
+    """Return the interval of the cost model's error ("(1.1-1.5)"); "" if it is unknown."""
+    if not estimate.has_model_interval:
+        return ""
+    return f"({span(estimate.model_low * scale, estimate.model_high * scale)})".replace("inf", "\N{INFINITY}")
 
 
 def percent(share: float) -> str:

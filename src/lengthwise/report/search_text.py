@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lengthwise.report.curves import LATENCY_NAMES
-from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, rounded
+from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, model_text, rounded
 from lengthwise.report.result_page import METADATA
 from lengthwise.report.summary_table import LESS, MORE, NEITHER
 from lengthwise.schema.errors import InputError
@@ -101,13 +101,14 @@ def limit_text(limit: Limit) -> str:
 
 
 def value_texts(estimate: Estimate) -> tuple[str, str]:
-    """Return a value and "± half-width"; the second is empty where the half-width is unknown or 0."""
+    """Return a value and "± half-width (model interval)"; the second without what is unknown or 0."""
     value, half = rounded(estimate.value, estimate.half_width)
-    return value, f"{PLUS_MINUS} {half}" if estimate.half_width > 0 and half else ""
+    sampling = f"{PLUS_MINUS} {half}" if estimate.half_width > 0 and half else ""
+    return value, " ".join(filter(None, (sampling, model_text(estimate))))
 
 
 def estimate_text(estimate: Estimate) -> str:
-    """Return the value with its half-width ("4.56 ± 0.12"), or the value alone."""
+    """Return the value with its intervals ("4.56 ± 0.12 (3.9-5.2)"), or the value alone."""
     return " ".join(filter(None, value_texts(estimate)))
 
 
@@ -256,7 +257,7 @@ def _ranking(plan: Plan, top: int) -> Table:
         scales.append(scale(metric, [c.at.value(limit.metric) if c.at else math.nan for _, c in rows] or [limit.bound]))
         made.add_column(Text(f"{metric.label}\n{scales[-1][1]}"), justify="right", overflow="fold")
     for i, choice in rows:
-        estimates = [choice.objective, *([choice.capacity_rps] if has_capacity else [])]
+        texts = [estimate_text(e).replace(" ", "\N{NO-BREAK SPACE}") for e in (choice.objective, choice.capacity_rps)]
         cells = []
         for limit, (factor, _) in zip(limits, scales, strict=True):
             value = amount((choice.at.value(limit.metric) if choice.at else math.nan) * factor)
@@ -267,7 +268,7 @@ def _ranking(plan: Plan, top: int) -> Table:
             Text(choice.name, style="bold green" if i < max(plan.tied, 1) else ""),
             Text(f"{choice.gpus:,}"),
             Text(f"{choice.price_per_hour_usd:,.2f}"),
-            *(Text(estimate_text(e).replace(" ", "\N{NO-BREAK SPACE}")) for e in estimates),
+            *(Text(text.replace("\N{NO-BREAK SPACE}(", "\n(")) for text in texts[: 1 + has_capacity]),
             *cells,
             style="dim" if choice.status is Status.SCOUTED else "",
         )
@@ -278,7 +279,8 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     shown = [choice for _, choice in simulated(plan)]
     legend = {
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
-        "=1: tied with the best.": plan.tied > 1,
+        "(...): 90 % intervals of the cost model's error.": any(c.objective.has_model_interval for c in shown[:top]),
+        "=1: may be the best: neither sampling nor the cost model's error separates it.": plan.tied > 1,
         "~: scouted, known roughly.": any(c.status is Status.SCOUTED for c in shown[:top]),
         "*: the binding limit.": any("." in c.bottleneck.binds for c in shown[:top]),
     }
@@ -287,6 +289,7 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
         lines.append(Text(f"{len(shown) - top:,} more ranked or scouted.", style="dim"))
     if plan.limits[LIMIT_COLUMNS:]:
         lines.append(Text(f"Also met: {', '.join(map(limit_text, plan.limits[LIMIT_COLUMNS:]))}.", style="dim"))
+    lines += map(Text, plan.notes)
     lines.append(Text.assemble("Best: ", (best.name, "bold")))
     lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.cause]
     if (bottleneck := best.bottleneck) != Bottleneck():

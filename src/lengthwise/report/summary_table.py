@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lengthwise.metrics import Counts, Hardware, Summary, difference
 from lengthwise.report.binding import Binding, binding_of, bound_by
-from lengthwise.report.formatting import MINUS, PLUS_MINUS, buckets, capitalized, rounded, span
+from lengthwise.report.formatting import MINUS, PLUS_MINUS, buckets, capitalized, model_text, rounded
 from lengthwise.report.result import Result, check_results
 from lengthwise.schema.estimate import Estimate
 
@@ -124,8 +124,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
         cells = []
         for i, e in enumerate(estimates):
             texts = bounded_texts(e.value * scale, e.half_width * scale, largest)
-            model = f"({span(e.model_low * scale, e.model_high * scale)})" if e.has_model_interval else ""
-            cells.append(Cell(*texts, model, e, i == leader))
+            cells.append(Cell(*texts, model_text(e, scale), e, i == leader))
         made.append(Row(metric, unit, tuple(cells)))
     return made
 

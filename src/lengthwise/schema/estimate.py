@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,27 @@ class Estimate:
     def has_model_interval(self) -> bool:
         """Return whether the cost model's error is known."""
         return not math.isnan(self.model_low) and not math.isnan(self.model_high)
+
+    def scaled(self, factor: float) -> Self:
+        """Return the estimate in another unit."""
+        numbers = (self.value, self.half_width, self.model_low, self.model_high)
+        value, half_width, low, high = (number * factor for number in numbers)
+        return replace(self, value=value, half_width=half_width, model_low=low, model_high=high)
+
+
+@dataclass(frozen=True)
+class DrawnEstimate(Estimate):
+    """An estimate with its value in each draw of the cost model's error.
+
+    Estimates of one ``source`` (GPU and model) have the same errors in the same draw, which cancel in a comparison.
+    """
+
+    draws: tuple[float, ...] = ()
+    source: str = ""
+
+    def scaled(self, factor: float) -> Self:
+        """Return the estimate in another unit."""
+        return replace(super().scaled(factor), draws=tuple(draw * factor for draw in self.draws))
 
 
 UNKNOWN = Estimate(math.nan)

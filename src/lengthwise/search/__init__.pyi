@@ -1,4 +1,4 @@
-from .capacity_search import Capacity, capacity, point_at_capacity
+from .capacity_search import Capacity, capacity, point_at_capacity, with_model_error
 from .configuration_search import Options, Run, search, study
 from .limits import OBJECTIVES, UNLIMITED_GPUS, Question, SloLimits, check_limit, objective, with_stability
 from .load import Load
@@ -36,5 +36,6 @@ __all__ = [
     "sized",
     "study",
     "threads",
+    "with_model_error",
     "with_stability",
 ]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
+from lengthwise.cost.model_error import LEVEL, comparable_deployments, source_of
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -28,7 +29,7 @@ from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.limits import SloLimits, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point, observe, values_of
-from lengthwise.statistics import t_quantile
+from lengthwise.statistics import drawn_estimate, t_quantile
 
 FLOOR_SHARE = 1e-3
 """A deployment that breaks its limits at this share of its ceiling does not serve at all."""
@@ -297,6 +298,28 @@ def capacity(
     return found
 
 
+def with_model_error(
+    found: Capacity, deployment: Deployment, load: Load, slo_limits: SloLimits, draws: int, each: Map = map
+) -> Capacity:
+    """Return the capacity with its value under perturbed cost tables, from short runs of the same requests."""
+    perturbed = comparable_deployments(deployment, draws)
+    if not perturbed or not found.rate_rps.value > 0:
+        return found
+
+    def rough(number: int) -> list[float]:
+        tried = (deployment, *perturbed)[number]
+        one = rough_capacity(tried, load, slo_limits, found.rate_rps.value, seeds=1)
+        return [one.rate_rps.value, one.effort.simulations, one.effort.requests]
+
+    (base, *rates), simulations, requests = zip(*each(rough, range(len(perturbed) + 1)), strict=True)
+    found.effort.simulations += int(sum(simulations))
+    found.effort.requests += int(sum(requests))
+    if not base > 0:
+        return found
+    drawn = drawn_estimate(found.rate_rps, base, rates, LEVEL)
+    return replace(found, rate_rps=replace(drawn, source=source_of(deployment)))
+
+
 def run_length(top: Ceiling, slo_limits: SloLimits) -> int:
     """Return the number of requests of the shortest useful run."""
     span_s = max(WAIT_SPANS * slo_limits.guard_s, JCT_SPANS * top.jct_s, MIN_S)
@@ -337,6 +360,50 @@ def point_of(rate_rps: float, windows: list[Window], slo_limits: SloLimits, leve
     return Point(rate_rps, mean_point(runs, level), is_satisfied)
 
 
+def point_with_model_error(
+    point: Point, deployment: Deployment, load: Load, slo_limits: SloLimits, draws: int, level: float, effort: Effort
+) -> Point:
+    """Return the point with each metric's value under perturbed cost tables, from short runs at the same rate."""
+    perturbed = comparable_deployments(deployment, draws)
+    if not perturbed:
+        return point
+    top = ceiling(deployment, load.sample(), slo_limits.limits)
+    requests = run_length(replace(top, rate_rps=point.rate_rps), slo_limits)
+    measured = [
+        point_at(point.rate_rps, one, load, slo_limits, requests, range(1), level, effort)
+        for one in (deployment, *perturbed)
+    ]
+    return drawn_point(point, measured, source_of(deployment))
+
+
+def drawn_point(point: Point, measured: Sequence[Point], source: str) -> Point:
+    """Return the point with its metrics under perturbed cost tables, of which the first of ``measured`` has none."""
+    values = {}
+    for name, estimate in point.values.items():
+        base, *drawn = (one.value(name) for one in measured)
+        values[name] = replace(drawn_estimate(estimate, base, drawn, LEVEL), source=source)
+    return replace(point, values=values)
+
+
+def priced(point: Point, rate_rps: Estimate) -> Point:
+    """Return the point with costs under perturbed cost tables that follow from the capacity under them."""
+    if not rate_rps.has_model_interval:
+        return point
+    low, high = rate_rps.model_low / rate_rps.value, rate_rps.model_high / rate_rps.value
+    costs = {
+        name: replace(cost, model_low=cost.value / high, model_high=cost.value / low if low > 0 else math.inf)
+        for name, cost in point.values.items()
+        if name.startswith("usd_per_")
+    }
+    return replace(point, values=point.values | costs)
+
+
+def without_draws(point: Point) -> Point:
+    """Return the point with the intervals of its metrics alone."""
+    fields = ("value", "half_width", "model_low", "model_high")
+    return replace(point, values={n: Estimate(*(getattr(e, f) for f in fields)) for n, e in point.values.items()})
+
+
 def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, ...]:
     """Return points at CURVE_FRACTIONS of the operating point's rate, the operating point among them.
 
@@ -347,10 +414,17 @@ def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, .
 
 
 def point_at_capacity(
-    deployment: Deployment, load: Load, slo_limits: SloLimits, found: Capacity, seeds: int, level: float = 0.95
+    deployment: Deployment,
+    load: Load,
+    slo_limits: SloLimits,
+    found: Capacity,
+    seeds: int,
+    draws: int = 0,
+    level: float = 0.95,
 ) -> Point | None:
     """Return all metrics at the lower end of a capacity's interval; None where the limits hold at no rate."""
     rate, used = found.low_rps, load.seeds_up_to(seeds)
     if not rate > 0:
         return None
-    return point_at(rate, deployment, load, slo_limits, found.requests, used, level, found.effort)
+    at = point_at(rate, deployment, load, slo_limits, found.requests, used, level, found.effort)
+    return priced(point_with_model_error(at, deployment, load, slo_limits, draws, level, found.effort), found.rate_rps)

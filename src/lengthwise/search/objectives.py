@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise import engine
+from lengthwise.cost.model_error import LEVEL, comparable_deployments, source_of
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status
 from lengthwise.search import capacity_search
 from lengthwise.search.bounds import ceiling, fits_any
@@ -19,6 +20,7 @@ from lengthwise.search.limits import AT_RATE, Question, SloLimits
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point
 from lengthwise.search.space import Settings
+from lengthwise.statistics import drawn_estimate
 
 CURVE_SEEDS = 4
 OPERATING_STEPS, OPERATING_STEP = 5, 0.985
@@ -50,6 +52,25 @@ class Evaluation:
             value = choice.objective.value  # known at the requested bound only
         return _with_effort(choice, found.effort, objective=Estimate(value))
 
+    def load_curve(
+        self, at: Point, measure: Callable[[float, float], Point], effort: Effort, rate_rps: Estimate = UNKNOWN
+    ) -> tuple[Point, tuple[Point, ...]]:
+        """Return the operating point, with draws, and the load curve; lower rates have model intervals, too.
+
+        Costs at the operating point follow from the draws of ``rate_rps``, if it has any.
+        """
+        question = self.question
+
+        def drawn(point: Point) -> Point:
+            return capacity_search.point_with_model_error(
+                point, self.deployment, self.load, question.slo_limits, question.model_draws, question.level, effort
+            )
+
+        points = capacity_search.curve(at, measure)
+        operating = capacity_search.priced(drawn(at), rate_rps)
+        curve = (operating if p is at else drawn(p) if p.rate_rps < at.rate_rps else p for p in points)
+        return operating, tuple(map(capacity_search.without_draws, curve))
+
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
         metric, reason = next(iter(impossible.items()))
         return rejected(choice, Exclusion(reason, f"breaks {metric} when idle"))
@@ -58,6 +79,11 @@ class Evaluation:
 def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
     simulations, requests = choice.simulations + effort.simulations, choice.requests + effort.requests
     return replace(choice, simulations=simulations, requests=requests, **changes)
+
+
+def _operating(points: Sequence[Point]) -> Point:
+    """Return the operating point of a load curve."""
+    return points[capacity_search.CURVE_FRACTIONS.index(1.0)]
 
 
 def rejected(choice: Choice, exclusion: Exclusion, effort: Effort | None = None, **changes: Any) -> Choice:
@@ -121,6 +147,9 @@ class AtCapacity(Evaluation):
             rough = Estimate(rate.value * 3600 / choice.price_per_hour_usd)
             bottleneck = Bottleneck(found.binds)
             return _with_effort(choice, found.effort, objective=rough, capacity_rps=rate, bottleneck=bottleneck)
+        found = capacity_search.with_model_error(
+            found, self.deployment, self.load, question.slo_limits, question.model_draws
+        )
         seeds = range(min(CURVE_SEEDS, question.seeds, self.load.seeds or CURVE_SEEDS))
 
         def measure(rate_rps: float, share: float = 1.0) -> Point:
@@ -130,8 +159,9 @@ class AtCapacity(Evaluation):
         for _ in range(OPERATING_STEPS):
             if not at.satisfied:  # near the crossing, chance decides; the operating point must hold
                 at = measure(at.rate_rps * OPERATING_STEP)
-        points = capacity_search.curve(at, measure)
-        return replace(self._measured(choice, found, at, Status.RANKED), points=points)
+        at, points = self.load_curve(at, measure, found.effort, found.rate_rps)
+        ranked = self._measured(choice, found, at, Status.RANKED)
+        return replace(ranked, at=_operating(points), points=points)
 
     def _measure(self, rate_rps: float, found: Capacity, requests: int, seeds: range) -> Point:
         slo_limits, level = self.question.slo_limits, self.question.level
@@ -140,16 +170,16 @@ class AtCapacity(Evaluation):
         )
 
     def _measured(self, choice: Choice, found: Capacity, at: Point, status: Status) -> Choice:
-        rate, per_rate = found.rate_rps, 3600 / choice.price_per_hour_usd
-        objective = Estimate(rate.value * per_rate, rate.half_width * per_rate)
+        objective, at_capacity = found.rate_rps.scaled(3600 / choice.price_per_hour_usd), at
+        at = capacity_search.without_draws(at)
         if self.question.objective.name == "energy":
-            objective = at.values["energy_j_per_output_token"]
+            objective = at_capacity.values["energy_j_per_output_token"]
         return _with_effort(
             choice,
             found.effort,
             status=status,
             objective=objective if status is Status.RANKED else Estimate(objective.value),
-            capacity_rps=rate,
+            capacity_rps=found.rate_rps,
             bounds=replace(choice.bounds, rate_rps=found.ceiling.rate_rps),
             at=at,
             points=(at,),
@@ -199,24 +229,41 @@ class AtRate(Evaluation):
         seeds = self.load.seeds_up_to(self.question.seeds)
         if self._finds_replicas(choice):
             guess = max(choice.gpus // deployment.parallel.gpus, 1)
-            replicas, is_certain = self._fewest_replicas(guess, seeds, effort)
+            replicas, is_certain = self.fewest_replicas(guess, seeds, effort)
             deployment = self._resized(replicas)
             if deployment.parallel.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, effort)
         ranked = self._measured(choice, deployment, effort, seeds, EXACT_LENGTHS, Status.RANKED)
         if ranked.status is Status.RANKED and self.question.objective.name in AT_RATE:
             half = 0.0 if is_certain else self._size(deployment) / deployment.parallel.replicas
-            ranked = replace(ranked, objective=Estimate(ranked.objective.value, half))
+            size, spent = Estimate(ranked.objective.value, half), Effort()
+            if self._finds_replicas(choice):
+                size = self._size_with_model_error(size, deployment.parallel.replicas, spent)
+            ranked = _with_effort(ranked, spent, objective=size)
         return ranked
 
-    def _fewest_replicas(self, guess: int, seeds: range, effort: Effort) -> tuple[int, bool]:
+    def _size_with_model_error(self, size: Estimate, replicas: int, effort: Effort) -> Estimate:
+        """Return the size with that of the replicas that sustain the rate under perturbed cost tables."""
+        perturbed = comparable_deployments(self.deployment, self.question.model_draws)
+        if not perturbed:
+            return size
+        base, *counts = (
+            replace(self, deployment=one).fewest_replicas(replicas, range(1), effort, lengths=1)[0]
+            for one in (self.deployment, *perturbed)
+        )
+        sizes = [self._size(self._resized(max(1, replicas + count - base))) for count in counts]
+        return replace(drawn_estimate(size, size.value, sizes, LEVEL), source=source_of(self.deployment))
+
+    def fewest_replicas(
+        self, guess: int, seeds: range, effort: Effort, lengths: int = EXACT_LENGTHS
+    ) -> tuple[int, bool]:
         """Return the fewest replicas that sustain the rate, and whether this is significant over the seeds."""
         replicas, low, high, step = guess, 0, 0, 1
         usage_of: dict[int, tuple[float, float]] = {}
         most = max(1, self.question.max_gpus // self.deployment.parallel.gpus)
         last = min(most, MAX_REPLICAS_FACTOR * (guess + 1))
         while not high or high - low > 1:
-            requests = self._requests(self._resized(replicas), EXACT_LENGTHS)
+            requests = self._requests(self._resized(replicas), lengths)
             trials = Trials(self._resized(replicas), self.load, self.question.slo_limits, requests, seeds, effort)
             usage = trials.usage(self._rate_rps)
             usage_of[replicas] = usage, trials.half_width(self._rate_rps, self.question.level)
@@ -243,18 +290,21 @@ class AtRate(Evaluation):
                 rate_rps, deployment, self.load, question.slo_limits, count, used, question.level, effort
             )
 
-        at = measure(self._rate_rps, max_seeds=len(seeds))
+        at, is_ranked = measure(self._rate_rps, max_seeds=len(seeds)), status is Status.RANKED
         gpus, usd = deployment.parallel.gpus, deployment.price_per_hour_usd
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
-        if not at.satisfied and (status is Status.RANKED or not self._finds_replicas(choice)):
+        if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
             return _broken(measured, self._tightest(at), effort, "at the rate")
         metrics = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token"}
         metric = metrics.get(question.objective.name)
-        objective = at.values[metric] if metric else Estimate(self._size(deployment), 0.0)
-        is_ranked = status is Status.RANKED
+        drawn, points = at, (at,)
+        if is_ranked:
+            drawn, points = replace(self, deployment=deployment).load_curve(at, measure, effort)
+            at = _operating(points)
+        objective = drawn.values[metric] if metric else Estimate(self._size(deployment), 0.0)
         return _with_effort(
             # The curve's runs count as effort: it is measured before the effort is read.
-            replace(measured, points=capacity_search.curve(at, measure) if is_ranked else (at,)),
+            replace(measured, at=at, points=points),
             effort,
             status=status,
             objective=objective if is_ranked else Estimate(objective.value),
@@ -323,17 +373,19 @@ class Makespan(Evaluation):
         return self._measured(choice, self.load.seeds_up_to(self.question.seeds), Status.RANKED)
 
     def _measured(self, choice: Choice, seeds: range, status: Status) -> Choice:
-        question, windows = self.question, []
-        for seed in seeds:
-            batch = self.load.batch(seed, question.requests)
-            records = engine.simulate(batch, self.deployment, seed=seed, keep_steps=0)
-            windows.append(Window(self.deployment, records, None, -1.0, records.end_s))
-        makespan = mean_point([{"makespan": window.end_s} for window in windows], question.level)["makespan"]
-        requests = len(windows[0].records.requests.arrival_s)
-        at = capacity_search.point_of(requests / makespan.value, windows, SloLimits(()), question.level)
+        question, effort = self.question, Effort()
+        at = self._run(self.deployment, seeds, effort)
+        makespan = at.values.pop("makespan")
+        perturbed = comparable_deployments(self.deployment, question.model_draws) if status is Status.RANKED else []
+        if perturbed:
+            runs = [self._run(one, range(1), effort) for one in (self.deployment, *perturbed)]
+            base, *drawn = (run.values.pop("makespan").value for run in runs)
+            source = source_of(self.deployment)
+            makespan = replace(drawn_estimate(makespan, base, drawn, LEVEL), source=source)
+            at = capacity_search.without_draws(capacity_search.drawn_point(at, runs, source))
         measured = _with_effort(
             choice,
-            Effort(len(windows), len(windows) * requests),
+            effort,
             status=status,
             objective=makespan if status is Status.RANKED else Estimate(makespan.value),
             at=at,
@@ -348,6 +400,19 @@ class Makespan(Evaluation):
                 exclusion = Exclusion(f"{limit.metric} is {value:.3g}", f"breaks {limit.metric}")
                 return rejected(measured, exclusion)
         return measured
+
+    def _run(self, deployment: Deployment, seeds: range, effort: Effort) -> Point:
+        """Return the metrics of the batch, the makespan among them, and add the runs to ``effort``."""
+        windows = []
+        for seed in seeds:
+            batch = self.load.batch(seed, self.question.requests)
+            records = engine.simulate(batch, deployment, seed=seed, keep_steps=0)
+            windows.append(Window(deployment, records, None, -1.0, records.end_s))
+            effort.simulations, effort.requests = effort.simulations + 1, effort.requests + len(batch)
+        makespan = mean_point([{"makespan": window.end_s} for window in windows], self.question.level)
+        rate_rps = len(windows[0].records.requests.arrival_s) / makespan["makespan"].value
+        at = capacity_search.point_of(rate_rps, windows, SloLimits(()), self.question.level)
+        return replace(at, values=at.values | makespan)
 
 
 _EVALUATIONS: dict[str, type[AtCapacity | AtRate | Makespan]] = {
