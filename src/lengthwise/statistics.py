@@ -55,23 +55,21 @@ def mean_estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
     return Estimate(float(column.mean()), float(t_half_width(column, level)))
 
 
-def drawn_estimate(estimate: Estimate, base: float, draws: Sequence[float], level: float) -> DrawnEstimate:
-    """Return the estimate with its model interval, from draws of the cost model's error in one run.
+def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0.9, source: str = "") -> DrawnEstimate:
+    """Return the estimate with draws of the cost model's error: the first of ``values`` has none.
 
-    ``base`` is the number without the error in that run; the draws move in proportion to the estimate's value (where
-    ``base`` is 0: by the difference). The interval spans Hazen's quantiles and includes the value; it is NaN where a
-    number is NaN, and its ends may be infinite.
+    The draws move in proportion to the estimate (where the first value is 0: by the difference). The interval spans
+    Hazen's quantiles and includes the estimate; its ends may be infinite, and are NaN where a number is NaN.
     """
-    value = estimate.value
-    moved = [value * (draw / base) if base > 0 else value + draw - base for draw in draws]
-    with np.errstate(invalid="ignore", over="ignore"):
-        finite = np.clip(moved, -_LARGEST, _LARGEST)
-        low, high = np.quantile([*finite], [0.5 - level / 2, 0.5 + level / 2], method="hazen")
-    ends = [math.copysign(math.inf, end) if abs(end) > _LARGEST / 1e3 else float(end) for end in (low, high)]
-    numbers = {"model_low": min(ends[0], value), "model_high": max(ends[1], value)}
-    if any(map(math.isnan, (value, base, *draws))) or math.isinf(base):
-        numbers = {}
-    return DrawnEstimate(value, estimate.half_width, **numbers, draws=tuple(map(float, moved)))
+    value, (base, *drawn) = estimate.value, values
+    moved = [value * (one / base) if base > 0 else value + one - base for one in drawn]
+    if not moved or math.isinf(base) or any(map(math.isnan, moved)):
+        return DrawnEstimate(value, estimate.half_width, source=source)
+    ends = np.quantile(np.clip(moved, -_LARGEST, _LARGEST), [0.5 - level / 2, 0.5 + level / 2], method="hazen")
+    low, high = (math.copysign(math.inf, end) if abs(end) > 1e-3 * _LARGEST else float(end) for end in ends)
+    return DrawnEstimate(
+        value, estimate.half_width, min(low, value), max(high, value), tuple(map(float, moved)), source
+    )
 
 
 def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:

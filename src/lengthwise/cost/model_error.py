@@ -44,17 +44,14 @@ def source_of(deployment: Deployment) -> str:
 
 
 def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
-    """Return ``draws`` copies with perturbed tables; all deployments of one source have the same errors in a draw."""
-    if not draws or not _errors(deployment.cost, deployment.cost.evidence.errors):
-        return []
-    columns, seed = (*PARTS, "step", "front"), crc32(source_of(deployment).encode())
+    """Return the deployment and copies with perturbed tables; those of one source have the same errors in a draw."""
+    cost, columns, seed = deployment.cost, (*PARTS, "step", "front"), crc32(source_of(deployment).encode())
+    if not draws or not _errors(cost, cost.evidence.errors):
+        return [deployment]
     designs = [design(draws, len(columns), seed + index) for index in range(2)]
-    normals = (
-        {(part, index): float(made[row, at]) for index, made in enumerate(designs) for at, part in enumerate(columns)}
-        for row in range(draws)
-    )
-    cost = deployment.cost
-    return [replace(deployment, cost=_scaled(cost, cost.evidence.errors, normal)) for normal in normals]
+    rows = [np.stack([of[row] for of in designs]).T.tolist() for row in range(draws)]
+    normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
+    return [deployment, *(replace(deployment, cost=_scaled(cost, cost.evidence.errors, each)) for each in normals)]
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:

@@ -157,7 +157,7 @@ def _model_interval(parts: Sequence[Estimate], level: float, upper_limit: float)
     estimate, (value, base, *values) = parts[0], [part.value for part in parts]
     if not all(map(math.isfinite, (value, base, *values))):
         return estimate
-    drawn = drawn_estimate(estimate, base, values, level)
+    drawn = drawn_estimate(estimate, (base, *values), level)
     return dataclasses.replace(
         estimate, model_low=drawn.model_low, model_high=min(drawn.model_high, max(upper_limit, value))
     )

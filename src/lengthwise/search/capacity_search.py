@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,7 +22,7 @@ import numpy as np
 from lengthwise.cost.model_error import LEVEL, comparable_deployments, source_of
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.plan import Point
 from lengthwise.schema.workload import Floats
 from lengthwise.search.bounds import Ceiling, ceiling
@@ -302,22 +302,18 @@ def with_model_error(
     found: Capacity, deployment: Deployment, load: Load, slo_limits: SloLimits, draws: int, each: Map = map
 ) -> Capacity:
     """Return the capacity with its value under perturbed cost tables, from short runs of the same requests."""
-    perturbed = comparable_deployments(deployment, draws)
-    if not perturbed or not found.rate_rps.value > 0:
+    tried = comparable_deployments(deployment, draws)
+    if len(tried) == 1 or not found.rate_rps.value > 0:
         return found
 
     def rough(number: int) -> list[float]:
-        tried = (deployment, *perturbed)[number]
-        one = rough_capacity(tried, load, slo_limits, found.rate_rps.value, seeds=1)
+        one = rough_capacity(tried[number], load, slo_limits, found.rate_rps.value, seeds=1)
         return [one.rate_rps.value, one.effort.simulations, one.effort.requests]
 
-    (base, *rates), simulations, requests = zip(*each(rough, range(len(perturbed) + 1)), strict=True)
+    rates, simulations, requests = zip(*each(rough, range(len(tried))), strict=True)
     found.effort.simulations += int(sum(simulations))
     found.effort.requests += int(sum(requests))
-    if not base > 0:
-        return found
-    drawn = drawn_estimate(found.rate_rps, base, rates, LEVEL)
-    return replace(found, rate_rps=replace(drawn, source=source_of(deployment)))
+    return replace(found, rate_rps=drawn_estimate(found.rate_rps, rates, LEVEL, source_of(deployment)))
 
 
 def run_length(top: Ceiling, slo_limits: SloLimits) -> int:
@@ -346,6 +342,14 @@ def point_at(
     return point_of(rate_rps, windows, slo_limits, level)
 
 
+def short_run(
+    rate_rps: float, deployment: Deployment, load: Load, slo_limits: SloLimits, level: float, effort: Effort
+) -> Callable[[Deployment], Point]:
+    """Return a function that measures deployments in the shortest useful run of one seed."""
+    requests = run_length(replace(ceiling(deployment, load.sample(), slo_limits.limits), rate_rps=rate_rps), slo_limits)
+    return lambda one: point_at(rate_rps, one, load, slo_limits, requests, range(1), level, effort)
+
+
 def point_of(rate_rps: float, windows: list[Window], slo_limits: SloLimits, level: float) -> Point:
     """Return the mean metrics of windows of several seeds, and whether the limits hold on all of them together."""
     runs = []
@@ -361,47 +365,29 @@ def point_of(rate_rps: float, windows: list[Window], slo_limits: SloLimits, leve
 
 
 def point_with_model_error(
-    point: Point, deployment: Deployment, load: Load, slo_limits: SloLimits, draws: int, level: float, effort: Effort
+    point: Point,
+    deployment: Deployment,
+    draws: int,
+    measure: Callable[[Deployment], Point],
+    rate_rps: Estimate = UNKNOWN,
+    drawn_metric: str = "",
 ) -> Point:
-    """Return the point with each metric's value under perturbed cost tables, from short runs at the same rate."""
-    perturbed = comparable_deployments(deployment, draws)
-    if not perturbed:
+    """Return the point with model intervals, from short runs that ``measure`` makes under perturbed cost tables.
+
+    Costs follow from the interval of ``rate_rps``, the capacity, if it has one. Draws are kept of one metric.
+    """
+    tried = comparable_deployments(deployment, draws)
+    if len(tried) == 1:
         return point
-    top = ceiling(deployment, load.sample(), slo_limits.limits)
-    requests = run_length(replace(top, rate_rps=point.rate_rps), slo_limits)
-    measured = [
-        point_at(point.rate_rps, one, load, slo_limits, requests, range(1), level, effort)
-        for one in (deployment, *perturbed)
-    ]
-    return drawn_point(point, measured, source_of(deployment))
-
-
-def drawn_point(point: Point, measured: Sequence[Point], source: str) -> Point:
-    """Return the point with its metrics under perturbed cost tables, of which the first of ``measured`` has none."""
-    values = {}
+    measured, values = list(map(measure, tried)), dict[str, Estimate]()
     for name, estimate in point.values.items():
-        base, *drawn = (one.value(name) for one in measured)
-        values[name] = replace(drawn_estimate(estimate, base, drawn, LEVEL), source=source)
+        drawn = drawn_estimate(estimate, [one.value(name) for one in measured], LEVEL, source_of(deployment))
+        low, high = drawn.model_low, drawn.model_high
+        if name.startswith("usd_per_") and rate_rps.has_model_interval:
+            per_rate = drawn.value * rate_rps.value
+            low, high = per_rate / rate_rps.model_high, per_rate / max(rate_rps.model_low, 1e-300)
+        values[name] = drawn if name == drawn_metric else Estimate(drawn.value, drawn.half_width, low, high)
     return replace(point, values=values)
-
-
-def priced(point: Point, rate_rps: Estimate) -> Point:
-    """Return the point with costs under perturbed cost tables that follow from the capacity under them."""
-    if not rate_rps.has_model_interval:
-        return point
-    low, high = rate_rps.model_low / rate_rps.value, rate_rps.model_high / rate_rps.value
-    costs = {
-        name: replace(cost, model_low=cost.value / high, model_high=cost.value / low if low > 0 else math.inf)
-        for name, cost in point.values.items()
-        if name.startswith("usd_per_")
-    }
-    return replace(point, values=point.values | costs)
-
-
-def without_draws(point: Point) -> Point:
-    """Return the point with the intervals of its metrics alone."""
-    fields = ("value", "half_width", "model_low", "model_high")
-    return replace(point, values={n: Estimate(*(getattr(e, f) for f in fields)) for n, e in point.values.items()})
 
 
 def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, ...]:
@@ -427,4 +413,5 @@ def point_at_capacity(
     if not rate > 0:
         return None
     at = point_at(rate, deployment, load, slo_limits, found.requests, used, level, found.effort)
-    return priced(point_with_model_error(at, deployment, load, slo_limits, draws, level, found.effort), found.rate_rps)
+    measure = short_run(rate, deployment, load, slo_limits, level, found.effort)
+    return point_with_model_error(at, deployment, draws, measure, found.rate_rps)

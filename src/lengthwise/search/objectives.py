@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from lengthwise import engine
@@ -29,6 +30,8 @@ SCOUTED_SHARE = 0.95
 """Share of the rough capacity at which a scouted configuration is measured."""
 MAX_REPLICAS_FACTOR = 3
 """If this many times the replicas that one alone suggests do not suffice, more replicas do not help."""
+OBJECTIVE_METRICS = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token", "makespan": "makespan"}
+AT = capacity_search.CURVE_FRACTIONS.index(1.0)  # the operating point's place in a load curve
 EXACT_LENGTHS = 8
 """Runs of a ranked configuration are this many times longer than a scouting run."""
 
@@ -54,22 +57,17 @@ class Evaluation:
 
     def load_curve(
         self, at: Point, measure: Callable[[float, float], Point], effort: Effort, rate_rps: Estimate = UNKNOWN
-    ) -> tuple[Point, tuple[Point, ...]]:
-        """Return the operating point, with draws, and the load curve; lower rates have model intervals, too.
-
-        Costs at the operating point follow from the draws of ``rate_rps``, if it has any.
-        """
-        question = self.question
+    ) -> tuple[Point, ...]:
+        """Return the load curve with model intervals; ``rate_rps`` is the capacity of the operating point."""
+        question, on = self.question, self.deployment
+        metric = OBJECTIVE_METRICS.get(question.objective.name, "")
 
         def drawn(point: Point) -> Point:
-            return capacity_search.point_with_model_error(
-                point, self.deployment, self.load, question.slo_limits, question.model_draws, question.level, effort
-            )
+            run = capacity_search.short_run(point.rate_rps, on, self.load, question.slo_limits, question.level, effort)
+            rate = rate_rps if point is at else UNKNOWN
+            return capacity_search.point_with_model_error(point, on, question.model_draws, run, rate, metric)
 
-        points = capacity_search.curve(at, measure)
-        operating = capacity_search.priced(drawn(at), rate_rps)
-        curve = (operating if p is at else drawn(p) if p.rate_rps < at.rate_rps else p for p in points)
-        return operating, tuple(map(capacity_search.without_draws, curve))
+        return tuple(map(drawn, capacity_search.curve(at, measure)))
 
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
         metric, reason = next(iter(impossible.items()))
@@ -79,11 +77,6 @@ class Evaluation:
 def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
     simulations, requests = choice.simulations + effort.simulations, choice.requests + effort.requests
     return replace(choice, simulations=simulations, requests=requests, **changes)
-
-
-def _operating(points: Sequence[Point]) -> Point:
-    """Return the operating point of a load curve."""
-    return points[capacity_search.CURVE_FRACTIONS.index(1.0)]
 
 
 def rejected(choice: Choice, exclusion: Exclusion, effort: Effort | None = None, **changes: Any) -> Choice:
@@ -159,9 +152,8 @@ class AtCapacity(Evaluation):
         for _ in range(OPERATING_STEPS):
             if not at.satisfied:  # near the crossing, chance decides; the operating point must hold
                 at = measure(at.rate_rps * OPERATING_STEP)
-        at, points = self.load_curve(at, measure, found.effort, found.rate_rps)
-        ranked = self._measured(choice, found, at, Status.RANKED)
-        return replace(ranked, at=_operating(points), points=points)
+        points = self.load_curve(at, measure, found.effort, found.rate_rps)
+        return replace(self._measured(choice, found, points[AT], Status.RANKED), points=points)
 
     def _measure(self, rate_rps: float, found: Capacity, requests: int, seeds: range) -> Point:
         slo_limits, level = self.question.slo_limits, self.question.level
@@ -170,10 +162,9 @@ class AtCapacity(Evaluation):
         )
 
     def _measured(self, choice: Choice, found: Capacity, at: Point, status: Status) -> Choice:
-        objective, at_capacity = found.rate_rps.scaled(3600 / choice.price_per_hour_usd), at
-        at = capacity_search.without_draws(at)
+        objective = found.rate_rps.scaled(3600 / choice.price_per_hour_usd)
         if self.question.objective.name == "energy":
-            objective = at_capacity.values["energy_j_per_output_token"]
+            objective = at.values["energy_j_per_output_token"]
         return _with_effort(
             choice,
             found.effort,
@@ -237,22 +228,14 @@ class AtRate(Evaluation):
         if ranked.status is Status.RANKED and self.question.objective.name in AT_RATE:
             half = 0.0 if is_certain else self._size(deployment) / deployment.parallel.replicas
             size, spent = Estimate(ranked.objective.value, half), Effort()
-            if self._finds_replicas(choice):
-                size = self._size_with_model_error(size, deployment.parallel.replicas, spent)
+            tried = comparable_deployments(self.deployment, self.question.model_draws)
+            if self._finds_replicas(choice) and len(tried) > 1:
+                known = deployment.parallel.replicas
+                needed = [replace(self, deployment=x).fewest_replicas(known, range(1), spent, 1)[0] for x in tried]
+                sizes = [self._size(self._resized(max(1, known + count - needed[0]))) for count in needed]
+                size = drawn_estimate(size, sizes, LEVEL, source_of(self.deployment))
             ranked = _with_effort(ranked, spent, objective=size)
         return ranked
-
-    def _size_with_model_error(self, size: Estimate, replicas: int, effort: Effort) -> Estimate:
-        """Return the size with that of the replicas that sustain the rate under perturbed cost tables."""
-        perturbed = comparable_deployments(self.deployment, self.question.model_draws)
-        if not perturbed:
-            return size
-        base, *counts = (
-            replace(self, deployment=one).fewest_replicas(replicas, range(1), effort, lengths=1)[0]
-            for one in (self.deployment, *perturbed)
-        )
-        sizes = [self._size(self._resized(max(1, replicas + count - base))) for count in counts]
-        return replace(drawn_estimate(size, size.value, sizes, LEVEL), source=source_of(self.deployment))
 
     def fewest_replicas(
         self, guess: int, seeds: range, effort: Effort, lengths: int = EXACT_LENGTHS
@@ -295,13 +278,12 @@ class AtRate(Evaluation):
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
         if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
             return _broken(measured, self._tightest(at), effort, "at the rate")
-        metrics = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token"}
-        metric = metrics.get(question.objective.name)
-        drawn, points = at, (at,)
+        metric = OBJECTIVE_METRICS.get(question.objective.name)
+        points: tuple[Point, ...] = (at,)
         if is_ranked:
-            drawn, points = replace(self, deployment=deployment).load_curve(at, measure, effort)
-            at = _operating(points)
-        objective = drawn.values[metric] if metric else Estimate(self._size(deployment), 0.0)
+            points = replace(self, deployment=deployment).load_curve(at, measure, effort)
+            at = points[AT]
+        objective = at.values[metric] if metric else Estimate(self._size(deployment), 0.0)
         return _with_effort(
             # The curve's runs count as effort: it is measured before the effort is read.
             replace(measured, at=at, points=points),
@@ -375,14 +357,11 @@ class Makespan(Evaluation):
     def _measured(self, choice: Choice, seeds: range, status: Status) -> Choice:
         question, effort = self.question, Effort()
         at = self._run(self.deployment, seeds, effort)
+        if status is Status.RANKED:
+            run = partial(self._run, seeds=range(1), effort=effort)
+            draws = question.model_draws
+            at = capacity_search.point_with_model_error(at, self.deployment, draws, run, drawn_metric="makespan")
         makespan = at.values.pop("makespan")
-        perturbed = comparable_deployments(self.deployment, question.model_draws) if status is Status.RANKED else []
-        if perturbed:
-            runs = [self._run(one, range(1), effort) for one in (self.deployment, *perturbed)]
-            base, *drawn = (run.values.pop("makespan").value for run in runs)
-            source = source_of(self.deployment)
-            makespan = replace(drawn_estimate(makespan, base, drawn, LEVEL), source=source)
-            at = capacity_search.without_draws(capacity_search.drawn_point(at, runs, source))
         measured = _with_effort(
             choice,
             effort,
