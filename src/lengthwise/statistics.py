@@ -55,7 +55,7 @@ def mean_estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
     return Estimate(float(column.mean()), float(t_half_width(column, level)))
 
 
-def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0.9, source: str = "") -> DrawnEstimate:
+def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0.9) -> DrawnEstimate:
     """Return the estimate with draws of the cost model's error: the first of ``values`` has none.
 
     The draws move in proportion to the estimate (where the first value is 0: by the difference). The interval spans
@@ -64,12 +64,10 @@ def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0
     value, (base, *drawn) = estimate.value, values
     moved = [value * (one / base) if base > 0 else value + one - base for one in drawn]
     if not moved or math.isinf(base) or any(map(math.isnan, moved)):
-        return DrawnEstimate(value, estimate.half_width, source=source)
+        return DrawnEstimate(value, estimate.half_width)
     ends = np.quantile(np.clip(moved, -_LARGEST, _LARGEST), [0.5 - level / 2, 0.5 + level / 2], method="hazen")
     low, high = (math.copysign(math.inf, end) if abs(end) > 1e-3 * _LARGEST else float(end) for end in ends)
-    return DrawnEstimate(
-        value, estimate.half_width, min(low, value), max(high, value), tuple(map(float, moved)), source
-    )
+    return DrawnEstimate(value, estimate.half_width, min(low, value), max(high, value), tuple(map(float, moved)))
 
 
 def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:

@@ -38,14 +38,10 @@ def perturbed_degrees(
     return [dict(zip(tables, made, strict=True)) for made in _perturbed(list(tables.values()), draws, seed)]
 
 
-def source_of(deployment: Deployment) -> str:
-    """Return what deployments share the errors of their cost tables with: model and GPU."""
-    return f"{deployment.model.name} on {deployment.gpu.name}"
-
-
 def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
-    """Return the deployment and copies with perturbed tables; those of one source have the same errors in a draw."""
-    cost, columns, seed = deployment.cost, (*PARTS, "step", "front"), crc32(source_of(deployment).encode())
+    """Return the deployment and copies with perturbed tables; on one GPU, a model has the same errors in a draw."""
+    seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
+    cost, columns = deployment.cost, (*PARTS, "step", "front")
     if not draws or not _errors(cost, cost.evidence.errors):
         return [deployment]
     designs = [design(draws, len(columns), seed + index) for index in range(2)]

@@ -144,7 +144,7 @@ def _listing(plan: Plan) -> dict[str, Any]:
         estimates = [(choice.objective, ""), *([(choice.capacity_rps, "")] if has_capacity else [])]
         for limit, (factor, _) in zip(plan.limits, scales, strict=True):
             e = choice.at.values.get(limit.metric, Estimate(math.nan)) if choice.at else Estimate(math.nan)
-            css = "binds" if choice.bottleneck.binds == limit.metric else ""
+            css = "binds" if text.is_bound_by(choice, limit) else ""
             estimates.append((e.scaled(factor), css))
         cells: Row = [
             choice.name,

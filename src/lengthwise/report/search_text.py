@@ -39,6 +39,7 @@ OTHERS = {  # label, unit and better direction of metrics other than latencies
 LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
 MONTH_H = 730  # hours in a month, as clouds bill them
+BINDING_SHARE = 0.8  # of its bound, from which a limit is marked
 NO_ANSWER = "No tried configuration meets the limits."
 
 
@@ -160,6 +161,14 @@ def simulated(plan: Plan) -> list[tuple[int, Choice]]:
     return [(i, c) for i, c in enumerate(plan.choices) if c.status in (Status.RANKED, Status.SCOUTED)]
 
 
+def is_bound_by(choice: Choice, limit: Limit) -> bool:
+    """Return whether a limit stops a higher rate, and the operating point is near it."""
+    if choice.at is None or choice.bottleneck.binds != limit.metric:
+        return False
+    value = choice.at.value(limit.metric)
+    return limit.at_least or not value < BINDING_SHARE * limit.bound
+
+
 def rank_text(plan: Plan, index: int) -> str:
     """Return the rank of the choice at ``index``: "=1" where it is tied with the best, "~" where it was scouted."""
     status = plan.choices[index].status
@@ -171,11 +180,12 @@ def rank_text(plan: Plan, index: int) -> str:
 def effort_text(effort: Spent) -> str:
     """Return the effort of a search in two sentences. Ranked, pruned and rejected add up to the candidates."""
     share = effort.pruned / effort.candidates if effort.candidates else 0.0
-    ranked = effort.candidates - effort.pruned - effort.rejected
+    evaluated = effort.candidates - effort.pruned - effort.rejected
     reused = f" {effort.reused:,} evaluations came from an earlier run." if effort.reused else ""
     duration = f"{effort.seconds:.1f} s" if effort.seconds < 120 else f"{effort.seconds / 60:.1f} min"
     return (
-        f"{effort.candidates:,} candidates: {ranked:,} ranked, {effort.pruned:,} pruned ({100 * share:.0f} %), "
+        f"{effort.candidates:,} candidates: {evaluated:,} ranked or scouted, "
+        f"{effort.pruned:,} pruned ({100 * share:.0f} %), "
         f"{effort.rejected:,} rejected; {effort.simulated:,} of them simulated. {effort.simulations:,} simulations of "
         f"{effort.requests:,} requests in {duration}.{reused}"
     )
@@ -261,7 +271,7 @@ def _ranking(plan: Plan, top: int) -> Table:
         cells = []
         for limit, (factor, _) in zip(limits, scales, strict=True):
             value = amount((choice.at.value(limit.metric) if choice.at else math.nan) * factor)
-            is_binding = choice.bottleneck.binds == limit.metric
+            is_binding = is_bound_by(choice, limit)
             cells.append(Text(f"{value}*" if is_binding else value, style="bold" if is_binding else ""))
         made.add_row(
             Text(rank_text(plan, i)),
@@ -282,7 +292,7 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
         "(...): 90 % intervals of the cost model's error.": any(c.objective.has_model_interval for c in shown[:top]),
         "=1: may be the best: neither sampling nor the cost model's error separates it.": plan.tied > 1,
         "~: scouted, known roughly.": any(c.status is Status.SCOUTED for c in shown[:top]),
-        "*: the binding limit.": any("." in c.bottleneck.binds for c in shown[:top]),
+        "*: the limit that binds.": any(is_bound_by(c, limit) for c in shown[:top] for limit in plan.limits),
     }
     lines = [Text(" ".join(text for text, applies in legend.items() if applies), style="dim")]
     if len(shown) > top:

@@ -15,7 +15,7 @@ from rich.text import Text
 from lengthwise.metrics import Counts, Hardware, Summary, difference
 from lengthwise.report.binding import Binding, binding_of, bound_by
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, buckets, capitalized, model_text, rounded
-from lengthwise.report.result import Result, check_results
+from lengthwise.report.result import Result, check_results, scenario_of
 from lengthwise.schema.estimate import Estimate
 
 Read = Callable[[Summary], Estimate | None]
@@ -230,7 +230,9 @@ def intervals_note(results: Sequence[Result]) -> str:
         few = ", few seeds: wide intervals" if len(summary.seeds) < FEW_SEEDS else ""
         return f"± half-widths of {level} over {len(summary.seeds)} seeds{few}"
     if not any(c.estimate.has_interval for row in rows(results) for c in row.cells):
-        return f"no intervals: too few requests{'; use --seeds' if results[0].deployment else ''}"
+        workload = scenario_of(results[0]).get("workload", {})
+        replayed = "trace" in workload and not {"request_rate", "arrivals", "concurrency"} & set(workload)
+        return f"no intervals: too few requests{'' if replayed or not results[0].deployment else '; use --seeds'}"
     return f"± half-widths of {level} within one run (batch means)"
 
 

@@ -46,13 +46,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class DrawnEstimate(Estimate):
-    """An estimate with its value in each draw of the cost model's error.
-
-    Estimates of one ``source`` (GPU and model) have the same errors in the same draw, which cancel in a comparison.
-    """
+    """An estimate with its value in each draw of the cost model's error; on one GPU, a model has the same errors."""
 
     draws: tuple[float, ...] = ()
-    source: str = ""
 
     def scaled(self, factor: float) -> Self:
         """Return the estimate in another unit."""

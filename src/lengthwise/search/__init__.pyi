@@ -2,7 +2,7 @@ from .capacity_search import Capacity, capacity, point_at_capacity, with_model_e
 from .configuration_search import Options, Run, search, study
 from .limits import OBJECTIVES, UNLIMITED_GPUS, Question, SloLimits, check_limit, objective, with_stability
 from .load import Load
-from .objectives import REPLICAS, Bench, sized
+from .objectives import REPLICAS, AtCapacity, Bench, sized
 from .space import Space, checked
 from .store import Store, code_version, content_key
 from .strategy import Bayesian
@@ -12,6 +12,7 @@ __all__ = [
     "OBJECTIVES",
     "REPLICAS",
     "UNLIMITED_GPUS",
+    "AtCapacity",
     "Bayesian",
     "Bench",
     "Capacity",

@@ -19,10 +19,10 @@ from functools import partial
 
 import numpy as np
 
-from lengthwise.cost.model_error import LEVEL, comparable_deployments, source_of
+from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
 from lengthwise.schema.workload import Floats
 from lengthwise.search.bounds import Ceiling, ceiling
@@ -313,7 +313,7 @@ def with_model_error(
     rates, simulations, requests = zip(*each(rough, range(len(tried))), strict=True)
     found.effort.simulations += int(sum(simulations))
     found.effort.requests += int(sum(requests))
-    return replace(found, rate_rps=drawn_estimate(found.rate_rps, rates, LEVEL, source_of(deployment)))
+    return replace(found, rate_rps=drawn_estimate(found.rate_rps, rates))
 
 
 def run_length(top: Ceiling, slo_limits: SloLimits) -> int:
@@ -342,14 +342,6 @@ def point_at(
     return point_of(rate_rps, windows, slo_limits, level)
 
 
-def short_run(
-    rate_rps: float, deployment: Deployment, load: Load, slo_limits: SloLimits, level: float, effort: Effort
-) -> Callable[[Deployment], Point]:
-    """Return a function that measures deployments in the shortest useful run of one seed."""
-    requests = run_length(replace(ceiling(deployment, load.sample(), slo_limits.limits), rate_rps=rate_rps), slo_limits)
-    return lambda one: point_at(rate_rps, one, load, slo_limits, requests, range(1), level, effort)
-
-
 def point_of(rate_rps: float, windows: list[Window], slo_limits: SloLimits, level: float) -> Point:
     """Return the mean metrics of windows of several seeds, and whether the limits hold on all of them together."""
     runs = []
@@ -364,32 +356,6 @@ def point_of(rate_rps: float, windows: list[Window], slo_limits: SloLimits, leve
     return Point(rate_rps, mean_point(runs, level), is_satisfied)
 
 
-def point_with_model_error(
-    point: Point,
-    deployment: Deployment,
-    draws: int,
-    measure: Callable[[Deployment], Point],
-    rate_rps: Estimate = UNKNOWN,
-    drawn_metric: str = "",
-) -> Point:
-    """Return the point with model intervals, from short runs that ``measure`` makes under perturbed cost tables.
-
-    Costs follow from the interval of ``rate_rps``, the capacity, if it has one. Draws are kept of one metric.
-    """
-    tried = comparable_deployments(deployment, draws)
-    if len(tried) == 1:
-        return point
-    measured, values = list(map(measure, tried)), dict[str, Estimate]()
-    for name, estimate in point.values.items():
-        drawn = drawn_estimate(estimate, [one.value(name) for one in measured], LEVEL, source_of(deployment))
-        low, high = drawn.model_low, drawn.model_high
-        if name.startswith("usd_per_") and rate_rps.has_model_interval:
-            per_rate = drawn.value * rate_rps.value
-            low, high = per_rate / rate_rps.model_high, per_rate / max(rate_rps.model_low, 1e-300)
-        values[name] = drawn if name == drawn_metric else Estimate(drawn.value, drawn.half_width, low, high)
-    return replace(point, values=values)
-
-
 def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, ...]:
     """Return points at CURVE_FRACTIONS of the operating point's rate, the operating point among them.
 
@@ -400,18 +366,10 @@ def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, .
 
 
 def point_at_capacity(
-    deployment: Deployment,
-    load: Load,
-    slo_limits: SloLimits,
-    found: Capacity,
-    seeds: int,
-    draws: int = 0,
-    level: float = 0.95,
+    deployment: Deployment, load: Load, slo_limits: SloLimits, found: Capacity, seeds: int, level: float = 0.95
 ) -> Point | None:
     """Return all metrics at the lower end of a capacity's interval; None where the limits hold at no rate."""
     rate, used = found.low_rps, load.seeds_up_to(seeds)
     if not rate > 0:
         return None
-    at = point_at(rate, deployment, load, slo_limits, found.requests, used, level, found.effort)
-    measure = short_run(rate, deployment, load, slo_limits, level, found.effort)
-    return point_with_model_error(at, deployment, draws, measure, found.rate_rps)
+    return point_at(rate, deployment, load, slo_limits, found.requests, used, level, found.effort)

@@ -62,7 +62,7 @@ SCOUTING_ERROR = 0.05
 """Relative error of scouted objectives, at least; larger where ranked ones showed more."""
 MODEL_ERROR = 0.5
 """The best configuration of another GPU or model is ranked if, scouted, it is within this share of the best."""
-HARDWARE = ("deployment.gpu", "deployment.node", "deployment.model")
+HARDWARE = ("deployment.gpu", "deployment.node", "deployment.model", "deployment.cost")
 
 
 @dataclass
@@ -167,7 +167,7 @@ def search(
         limits=question.slo_limits.limits,
         axes=axes,
         choices=tuple(ordered),
-        tied=tied_count(ranked, question),
+        tied=sum(not separated(ranked[0], c, question) for c in ranked),
         cause=_advantages(ordered, axes, question),
         frontiers=_frontiers(ordered, question.slo_limits.limits),
         shifts=shifts,
@@ -336,23 +336,15 @@ def _half(choice: Choice) -> float:
 def separated(best: Choice, other: Choice, question: Question) -> bool:
     """Return whether neither sampling nor the cost model's error can make another choice as good as the best.
 
-    Errors that both share cancel: choices of one source are compared draw by draw, others by all pairs of draws.
+    Common errors cancel: on one GPU, a model's choices are compared draw by draw, others by all pairs of draws.
     """
     a, b = (np.array(getattr(c.objective, "draws", ()) or (c.objective.value,)) for c in (best, other))
-    sources = {getattr(c.objective, "source", "") for c in (best, other)}
+    is_paired = len(a) == len(b) and _hardware(best) == _hardware(other)
     with np.errstate(invalid="ignore"):
-        gains = a - b if len(sources) == 1 and a.shape == b.shape else np.subtract.outer(a, b).ravel()
+        gains = a - b if is_paired else np.subtract.outer(a, b).ravel()
     sign = 1 if question.objective.higher_is_better else -1
     smallest = float(np.quantile(sign * np.nan_to_num(gains), (1 - LEVEL) / 2, method="hazen"))
     return not min(sign * (best.objective.value - other.objective.value), smallest) <= _half(best) + _half(other)
-
-
-def tied_count(ranked: Sequence[Choice], question: Question) -> int:
-    """Return how many of the first choices neither sampling nor model error separates from the best."""
-    for count, choice in enumerate(ranked):
-        if separated(ranked[0], choice, question):
-            return count
-    return len(ranked)
 
 
 def _frontiers(choices: Sequence[Choice], limits: Sequence[Limit]) -> dict[str, tuple[Trade, ...]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from lengthwise import engine
-from lengthwise.cost.model_error import LEVEL, comparable_deployments, source_of
+from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
@@ -31,6 +30,8 @@ SCOUTED_SHARE = 0.95
 MAX_REPLICAS_FACTOR = 3
 """If this many times the replicas that one alone suggests do not suffice, more replicas do not help."""
 OBJECTIVE_METRICS = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token", "makespan": "makespan"}
+BINDING_SHARE = 0.8
+"""A limit that is used less at a given rate does not bind."""
 AT = capacity_search.CURVE_FRACTIONS.index(1.0)  # the operating point's place in a load curve
 EXACT_LENGTHS = 8
 """Runs of a ranked configuration are this many times longer than a scouting run."""
@@ -55,19 +56,29 @@ class Evaluation:
             value = choice.objective.value  # known at the requested bound only
         return _with_effort(choice, found.effort, objective=Estimate(value))
 
-    def load_curve(
-        self, at: Point, measure: Callable[[float, float], Point], effort: Effort, rate_rps: Estimate = UNKNOWN
-    ) -> tuple[Point, ...]:
-        """Return the load curve with model intervals; ``rate_rps`` is the capacity of the operating point."""
-        question, on = self.question, self.deployment
-        metric = OBJECTIVE_METRICS.get(question.objective.name, "")
+    def with_model_error(self, point: Point, effort: Effort, rate_rps: Estimate = UNKNOWN) -> Point:
+        """Return a point with model intervals from short runs; costs follow from a capacity ``rate_rps``."""
+        limits, level = self.question.slo_limits, self.question.level
+        tried = comparable_deployments(self.deployment, self.question.model_draws)
+        if len(tried) == 1:
+            return point
+        top = replace(ceiling(self.deployment, self.load.sample(), limits.limits), rate_rps=point.rate_rps)
+        length, measure = capacity_search.run_length(top, limits), capacity_search.point_at
+        runs = [measure(point.rate_rps, one, self.load, limits, length, range(1), level, effort) for one in tried]
+        return self.drawn(point, runs, rate_rps)
 
-        def drawn(point: Point) -> Point:
-            run = capacity_search.short_run(point.rate_rps, on, self.load, question.slo_limits, question.level, effort)
-            rate = rate_rps if point is at else UNKNOWN
-            return capacity_search.point_with_model_error(point, on, question.model_draws, run, rate, metric)
-
-        return tuple(map(drawn, capacity_search.curve(at, measure)))
+    def drawn(self, point: Point, runs: Sequence[Point], rate_rps: Estimate = UNKNOWN) -> Point:
+        """Return a point with model intervals from runs, the first without error; keep the objective's draws."""
+        values = dict[str, Estimate]()
+        for name, estimate in point.values.items():
+            drawn = values[name] = drawn_estimate(estimate, [run.value(name) for run in runs])
+            low, high = drawn.model_low, drawn.model_high
+            if name.startswith("usd_per_") and rate_rps.has_model_interval:
+                per_rate = estimate.value * rate_rps.value
+                low, high = per_rate / rate_rps.model_high, per_rate / max(rate_rps.model_low, 1e-300)
+            if name != OBJECTIVE_METRICS.get(self.question.objective.name):
+                values[name] = Estimate(estimate.value, estimate.half_width, low, high)
+        return replace(point, values=values)
 
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
         metric, reason = next(iter(impossible.items()))
@@ -152,7 +163,9 @@ class AtCapacity(Evaluation):
         for _ in range(OPERATING_STEPS):
             if not at.satisfied:  # near the crossing, chance decides; the operating point must hold
                 at = measure(at.rate_rps * OPERATING_STEP)
-        points = self.load_curve(at, measure, found.effort, found.rate_rps)
+        rates = {at.rate_rps: found.rate_rps}
+        curve = capacity_search.curve(at, measure)
+        points = tuple(self.with_model_error(one, found.effort, rates.get(one.rate_rps, UNKNOWN)) for one in curve)
         return replace(self._measured(choice, found, points[AT], Status.RANKED), points=points)
 
     def _measure(self, rate_rps: float, found: Capacity, requests: int, seeds: range) -> Point:
@@ -233,8 +246,10 @@ class AtRate(Evaluation):
                 known = deployment.parallel.replicas
                 needed = [replace(self, deployment=x).fewest_replicas(known, range(1), spent, 1)[0] for x in tried]
                 sizes = [self._size(self._resized(max(1, known + count - needed[0]))) for count in needed]
-                size = drawn_estimate(size, sizes, LEVEL, source_of(self.deployment))
-            ranked = _with_effort(ranked, spent, objective=size)
+                size = drawn_estimate(size, sizes)
+            # From here on, names tell how many replicas were found.
+            found = {REPLICAS: deployment.parallel.replicas} if self._finds_replicas(choice) else {}
+            ranked = _with_effort(ranked, spent, objective=size, settings=choice.settings | found)
         return ranked
 
     def fewest_replicas(
@@ -281,7 +296,8 @@ class AtRate(Evaluation):
         metric = OBJECTIVE_METRICS.get(question.objective.name)
         points: tuple[Point, ...] = (at,)
         if is_ranked:
-            points = replace(self, deployment=deployment).load_curve(at, measure, effort)
+            sized = replace(self, deployment=deployment)
+            points = tuple(sized.with_model_error(one, effort) for one in capacity_search.curve(at, measure))
             at = points[AT]
         objective = at.values[metric] if metric else Estimate(self._size(deployment), 0.0)
         return _with_effort(
@@ -294,14 +310,17 @@ class AtRate(Evaluation):
         )
 
     def _tightest(self, at: Point) -> str:
-        """Return the metric of the limit that is nearest to its bound at a point."""
+        """Return the metric of the limit that is nearest to its bound at a point; "" if all are far."""
 
         def used(limit: Limit) -> float:
             value = at.value(limit.metric)
             return limit.bound / max(value, 1e-12) if limit.at_least else value / limit.bound
 
         limits = self.question.slo_limits.limits
-        return max(limits, key=used).metric if limits else "throughput"
+        tightest = max(limits, key=used, default=None)
+        if tightest is None:
+            return "throughput"
+        return tightest.metric if used(tightest) >= BINDING_SHARE else ""
 
     def _size(self, deployment: Deployment) -> float:
         """Return the objective of a number of replicas: GPUs or dollars per hour."""
@@ -358,9 +377,8 @@ class Makespan(Evaluation):
         question, effort = self.question, Effort()
         at = self._run(self.deployment, seeds, effort)
         if status is Status.RANKED:
-            run = partial(self._run, seeds=range(1), effort=effort)
-            draws = question.model_draws
-            at = capacity_search.point_with_model_error(at, self.deployment, draws, run, drawn_metric="makespan")
+            tried = comparable_deployments(self.deployment, question.model_draws)
+            at = self.drawn(at, [self._run(one, range(1), effort) for one in tried]) if len(tried) > 1 else at
         makespan = at.values.pop("makespan")
         measured = _with_effort(
             choice,

@@ -77,7 +77,10 @@ def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
     draws = model_error.DRAWS if expanded.run.model_draws is None else expanded.run.model_draws
     found = search.with_model_error(found, served, load, slo_limits, draws, pool.map)
-    at = search.point_at_capacity(served, load, slo_limits, found, section.seeds, draws)
+    at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)
+    if at is not None:
+        question = search.Question(search.objective("requests_per_dollar"), slo_limits, model_draws=draws)
+        at = search.AtCapacity(served, load, question).with_model_error(at, found.effort, found.rate_rps)
     out_of_range: tuple[Beyond, ...] = ()
     if at is not None and served.cost.evidence.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -129,6 +130,17 @@ def workload_by_seed(scenario: Scenario) -> Callable[[int], Workload]:
     if prediction is None:
         return lambda seed: replayed  # noqa: ARG005 - a trace has no randomness
     return lru_cache(maxsize=2)(lambda seed: prediction(replayed, seed))
+
+
+def own_rate(scenario: Scenario) -> float | None:
+    """Return the mean rate of a scenario's requests, a replayed trace's own; None if they have none."""
+    section = scenario.workload
+    if not section.is_replay:
+        rate_rps = section.request_rate
+        return rate_rps if rate_rps is not None and math.isfinite(rate_rps) else None
+    trace = source_of(section, scenario.folder).replayed
+    span_s = 0.0 if trace is None or not len(trace) else float(trace.arrival_s[-1] - trace.arrival_s[0])
+    return (len(trace) - 1) / span_s if trace is not None and span_s > 0 else None
 
 
 def search_load(scenario: Scenario) -> Load:

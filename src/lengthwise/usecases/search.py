@@ -25,7 +25,7 @@ from lengthwise.schema.plan import Choice, Plan, Status, Study
 from lengthwise.search import Bench, Options, Question, Run, Space, Store
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
-from lengthwise.usecases.requests import DEFAULT_REQUESTS, search_load
+from lengthwise.usecases.requests import DEFAULT_REQUESTS, own_rate, search_load
 from lengthwise.usecases.simulate import slo_of
 from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
 
@@ -108,10 +108,13 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
         raise InputError(
             'deployment.replicas = "auto" is for the objectives cost_at_rate and fewest_gpus; give numbers or "fill"'
         )
+    rate_rps = section.rate
+    if rate_rps is None and objective.name in ("cost_at_rate", "fewest_gpus", "goodput"):
+        rate_rps = own_rate(scenario)
     return Question(
         objective=objective,
         slo_limits=search.SloLimits(limits, slo_of(scenario)),
-        rate_rps=section.rate,
+        rate_rps=rate_rps,
         max_gpus=section.max_gpus or search.UNLIMITED_GPUS,
         requests=scenario.workload.num_requests or DEFAULT_REQUESTS,
         precision=section.precision,

@@ -1,6 +1,6 @@
 from .methods import METHODS, Effort, best_staged, best_unpreempted
 from .planner import DEFAULT, PLAN_FORMAT, PlanOptions, plan, what_if, write_plan
-from .space import Served, Space, SwitchRates, SwitchTimes, read_switch_times, write_switch_times
+from .space import Served, Space, SwitchRates, SwitchTimes, write_switch_times
 
 __all__ = [
     "DEFAULT",
@@ -15,7 +15,6 @@ __all__ = [
     "best_staged",
     "best_unpreempted",
     "plan",
-    "read_switch_times",
     "what_if",
     "write_plan",
     "write_switch_times",
