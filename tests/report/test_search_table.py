@@ -45,7 +45,7 @@ def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
     assert f"Best: {best.name} \N{MIDDLE DOT} It needs the fewest GPUs for a rate." in said
     assert "Decoding reads the weights: bound by memory bandwidth." in said
     assert "4 \N{MULTIPLICATION SIGN} weights do not fit: the weights need 61.2 GB" in said
-    assert "16 candidates: 10 ranked, 2 pruned (12 %), 4 rejected; 10 of them simulated." in said
+    assert "16 candidates: 10 ranked or scouted, 2 pruned (12 %), 4 rejected; 10 of them simulated." in said
     assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in said
 
 

@@ -37,10 +37,11 @@ def sentences(plan: SchedulePlan) -> list[str]:
     chosen, static, bound = plan.chosen, plan.static.best, plan.bound
     condition, is_bounded = "Without a latency bound", math.isfinite(bound.limit_s)
     if is_bounded:
-        case = "in the worst case" if bound.worst_case else "as expected"
+        held = min((spread.held_share for spread in plan.uncertainty.spreads), default=1.0)
+        case = "even in the worst case" if bound.worst_case else "as expected"
+        if held < SURE_SHARE:
+            case = f"{case.removeprefix('even ')} by the point estimates (in {percent(held)} of draws of their errors)"
         condition = f"Within {bound.limit_s:g} s for outputs of {tokens_text(bound.tokens)} {case}"
-        if (held := min((one.held_share for one in plan.uncertainty.spreads), default=1.0)) < SURE_SHARE:
-            condition += f" by the point estimates, and in {percent(held)} of the draws of their errors"
     rate, latency, worst_case = yield_cells(chosen)
     choice = f"the best schedule by these cost tables is {chosen.words}"
     made = [f"{condition}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
