@@ -37,14 +37,16 @@ def sentences(plan: SchedulePlan) -> list[str]:
     chosen, static, bound = plan.chosen, plan.static.best, plan.bound
     condition, is_bounded = "Without a latency bound", math.isfinite(bound.limit_s)
     if is_bounded:
-        held = min((spread.held_share for spread in plan.uncertainty.spreads), default=1.0)
-        case = "even in the worst case" if bound.worst_case else "as expected"
-        if held < SURE_SHARE:
-            case = f"{case.removeprefix('even ')} by the point estimates (in {percent(held)} of draws of their errors)"
+        case = "in the worst case" if bound.worst_case else "as expected"
         condition = f"Within {bound.limit_s:g} s for outputs of {tokens_text(bound.tokens)} {case}"
     rate, latency, worst_case = yield_cells(chosen)
     choice = f"the best schedule by these cost tables is {chosen.words}"
     made = [f"{condition}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
+    held_share = min((spread.held_share for spread in plan.uncertainty.spreads), default=1.0)
+    if is_bounded and held_share < SURE_SHARE:
+        made.append(
+            f"These are point estimates: the bound is met in {percent(held_share)} of draws of their errors."
+        )
     if plan.parts is not None:
         parts = plan.parts
         made.append(

@@ -165,8 +165,7 @@ def is_bound_by(choice: Choice, limit: Limit) -> bool:
     """Return whether a limit stops a higher rate, and the operating point is near it."""
     if choice.at is None or choice.bottleneck.binds != limit.metric:
         return False
-    value = choice.at.value(limit.metric)
-    return limit.at_least or not value < BINDING_SHARE * limit.bound
+    return not choice.at.value(limit.metric) < BINDING_SHARE * limit.bound
 
 
 def rank_text(plan: Plan, index: int) -> str:
