@@ -156,7 +156,7 @@ def test_a_rate_above_the_throughput_and_the_time_of_the_command_are_told(cli, s
     fast = ("--strategy", "RRA", "--set", "run.model_draws=0", "--set", "workload.request_rate=100000")
     ended = cli("schedule", short, *fast)
     assert ended.code == 0, ended.err
-    assert "The workload's request_rate is 100000 a second, and the schedule serves" in ended.out
+    assert "The workload sends 100000 requests/s, the schedule serves" in ended.out
     assert "replicas of it are needed, or the queue grows." in ended.out
     assert "Planned in" in ended.out
     assert "the search took" in ended.out

@@ -264,7 +264,7 @@ class SearchSection(Section):
     objective: Literal["requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"] = (
         "requests_per_dollar"
     )
-    rate: Annotated[Rate, Field(le=MAX_RATE_RPS)] | None = None  # of cost_at_rate and so on; None: the workload's
+    rate: Annotated[Rate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's, or (for energy) the capacity
     max_gpus: Count | None = None
     limits: dict[str, Any] = Field(default_factory=dict)  # ttft.p90 = "2s"; waiting is limited by default
     # ``deployment.replicas`` may be "fill": as many as max_gpus allows, or "auto": the fewest for the limits at rate.

@@ -44,9 +44,7 @@ def sentences(plan: SchedulePlan) -> list[str]:
     made = [f"{condition}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
     held_share = min((spread.held_share for spread in plan.uncertainty.spreads), default=1.0)
     if is_bounded and held_share < SURE_SHARE:
-        made.append(
-            f"These are point estimates: the bound is met in {percent(held_share)} of draws of their errors."
-        )
+        made.append(f"These are point estimates: the bound is met in {percent(held_share)} of draws of their errors.")
     if plan.parts is not None:
         parts = plan.parts
         made.append(

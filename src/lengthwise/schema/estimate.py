@@ -39,9 +39,8 @@ class Estimate:
 
     def scaled(self, factor: float) -> Self:
         """Return the estimate in another unit."""
-        numbers = (self.value, self.half_width, self.model_low, self.model_high)
-        value, half_width, low, high = (number * factor for number in numbers)
-        return replace(self, value=value, half_width=half_width, model_low=low, model_high=high)
+        names = ("value", "half_width", "model_low", "model_high")
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 
 @dataclass(frozen=True)

@@ -116,16 +116,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Trade:
-    """A configuration on a Pareto frontier of ``cost_usd`` per thousand requests and ``latency_s``.
-
-    ``latency`` is the same with its intervals.
-    """
+    """A configuration on a Pareto frontier of ``cost_usd`` per thousand requests and ``latency_s``."""
 
     choice: str
     rate_rps: float
     cost_usd: float
     latency_s: float
-    latency: Estimate = UNKNOWN
+    latency: Estimate = UNKNOWN  # the same with its intervals
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ SCOUTED_SHARE = 0.95
 MAX_REPLICAS_FACTOR = 3
 """If this many times the replicas that one alone suggests do not suffice, more replicas do not help."""
 OBJECTIVE_METRICS = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token", "makespan": "makespan"}
-BINDING_SHARE = 0.8
-"""A limit that is used less at a given rate does not bind."""
+BINDING_SHARE = 0.8  # use of a limit from which it binds at a given rate
 AT = capacity_search.CURVE_FRACTIONS.index(1.0)  # the operating point's place in a load curve
 EXACT_LENGTHS = 8
 """Runs of a ranked configuration are this many times longer than a scouting run."""

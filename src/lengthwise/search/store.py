@@ -221,9 +221,8 @@ def from_dict(values: dict[str, Any]) -> Choice:
 
 
 def _estimate(values: dict[str, Any]) -> Estimate:
-    if "draws" not in values:
-        return Estimate(**values)
-    return DrawnEstimate(**values | {"draws": tuple(values["draws"])})
+    is_drawn = "draws" in values
+    return DrawnEstimate(**values | {"draws": tuple(values["draws"])}) if is_drawn else Estimate(**values)
 
 
 def _point(values: dict[str, Any]) -> Point:

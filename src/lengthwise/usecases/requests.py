@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -135,12 +134,11 @@ def workload_by_seed(scenario: Scenario) -> Callable[[int], Workload]:
 def own_rate(scenario: Scenario) -> float | None:
     """Return the mean rate of a scenario's requests, a replayed trace's own; None if they have none."""
     section = scenario.workload
-    if not section.is_replay:
-        rate_rps = section.request_rate
-        return rate_rps if rate_rps is not None and math.isfinite(rate_rps) else None
-    trace = source_of(section, scenario.folder).replayed
-    span_s = 0.0 if trace is None or not len(trace) else float(trace.arrival_s[-1] - trace.arrival_s[0])
-    return (len(trace) - 1) / span_s if trace is not None and span_s > 0 else None
+    trace = source_of(section, scenario.folder).replayed if section.is_replay else None
+    if trace is None or not len(trace):
+        return section.request_rate
+    span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
+    return (len(trace) - 1) / span_s if span_s > 0 else None
 
 
 def search_load(scenario: Scenario) -> Load:
