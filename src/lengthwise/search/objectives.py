@@ -291,7 +291,7 @@ class AtRate(Evaluation):
         gpus, usd = deployment.parallel.gpus, deployment.price_per_hour_usd
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
         if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
-            return _broken(measured, self._tightest(at), effort, "at the rate")
+            return _broken(measured, self._tightest(at, 0.0), effort, "at the rate")
         metric = OBJECTIVE_METRICS.get(question.objective.name)
         points: tuple[Point, ...] = (at,)
         if is_ranked:
@@ -308,8 +308,8 @@ class AtRate(Evaluation):
             bottleneck=Bottleneck(self._tightest(at)),
         )
 
-    def _tightest(self, at: Point) -> str:
-        """Return the metric of the limit that is nearest to its bound at a point; "" if all are far."""
+    def _tightest(self, at: Point, share: float = BINDING_SHARE) -> str:
+        """Return the metric of the limit that is nearest to its bound, "" if it is used less than ``share``."""
 
         def used(limit: Limit) -> float:
             value = at.value(limit.metric)
@@ -319,7 +319,7 @@ class AtRate(Evaluation):
         tightest = max(limits, key=used, default=None)
         if tightest is None:
             return "throughput"
-        return tightest.metric if used(tightest) >= BINDING_SHARE else ""
+        return tightest.metric if not used(tightest) < share else ""
 
     def _size(self, deployment: Deployment) -> float:
         """Return the objective of a number of replicas: GPUs or dollars per hour."""
