@@ -22,8 +22,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 MODELS = ("llama-2-7b", "internlm-20b", "llama-2-70b", "qwen-72b")
 
 
-def scenario(model: str) -> config.Scenario:
-    return config.load(EXAMPLES / "vidur-study.toml", [f"deployment.model={model}", "search.sensitivity=false"])
+def scenario(model: str, *more: str) -> config.Scenario:
+    return config.load(EXAMPLES / "vidur-study.toml", [f"deployment.model={model}", "search.sensitivity=false", *more])
 
 
 def check(plan: Plan) -> None:
@@ -38,13 +38,13 @@ def check(plan: Plan) -> None:
         assert limit.is_satisfied(best.at.value(limit.metric) * 0.98), (plan.name, limit)
 
 
-def study(jobs: int, models: tuple[str, ...]) -> list[Row]:
+def study(jobs: int, models: tuple[str, ...], *more: str) -> list[Row]:
     """Answer all scenarios; return time, simulated requests and the share of pruned candidates."""
     wall_s, effort, winners = {}, [], {}
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
     with search.threads(jobs) as workers:
         for model in models:
-            for plan in study_search.plan(scenario(model), workers).plans:
+            for plan in study_search.plan(scenario(model, *more), workers).plans:
                 check(plan)
                 name = f"{model} {plan.name}"
                 winners[name], wall_s[name] = plan.best.name, plan.effort.seconds
@@ -80,7 +80,7 @@ def single() -> Row:
 
 
 def scaling() -> Row:
-    """Compare wall times of one scenario on one worker and on two, threads and processes, with equal answers."""
+    """Compare wall times on one worker and on two, threads and processes; answers are equal as text, NaN included."""
     one = scenario("llama-2-70b")
     one = one.model_copy(update={"variants": one.variants[:1]})
     walls_s: dict[str, list[float]] = {"threads": [], "processes": []}
@@ -91,7 +91,6 @@ def scaling() -> Row:
                 start_s = time.perf_counter()
                 plan = study_search.plan(one, workers).plans[0]
                 seconds.append(time.perf_counter() - start_s)
-            # as text, in which NaN equals NaN
             answers.add(repr([(each.key, each.objective) for each in plan.choices if each.status is Status.RANKED]))
     assert len(answers) == 1, "workers change the answer"
     ratio = max(single_s / double_s for single_s, double_s in walls_s.values())
@@ -104,8 +103,9 @@ def main() -> None:
     options.add_argument("--jobs", type=int, default=2)
     args = options.parse_args()
     engine.warm_up()
-    rows = [single(), *study(args.jobs, MODELS[2:3] if args.quick else MODELS)]
-    show(rows if args.quick else [*rows, scaling()], as_json=args.json)
+    few = ("search.space.pp=[1]", "search.space.max_num_seqs=[128, 256]")
+    rows = study(args.jobs, MODELS[2:3], *few) if args.quick else [*study(args.jobs, MODELS), scaling()]
+    show([single(), *rows], as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import DrawnEstimate, Estimate
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _MAX_CORRELATION = 0.8
+_LARGEST = 1e300  # stands for infinity in quantiles, which interpolate
 # Two-sided 95 % quantiles of Student's t with 1 to 40 degrees of freedom, so that usual intervals do not import scipy.
 _T_95 = (
     12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934, 2.5705818356363146,
@@ -69,6 +71,21 @@ def lag_one_correlation(rows: Floats) -> Floats:
     scale = (deviations**2).sum(axis=0)
     lag = (deviations[1:] * deviations[:-1]).sum(axis=0)
     return np.asarray(np.divide(lag, scale, out=np.zeros_like(lag), where=scale > 0))
+
+
+def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0.9) -> DrawnEstimate:
+    """Return the estimate with draws of the cost model's error: the first of ``values`` has none.
+
+    The draws move in proportion to the estimate (where the first value is 0: by the difference). The interval spans
+    Hazen's quantiles and includes the estimate; its ends may be infinite, and are NaN where a number is NaN.
+    """
+    value, (base, *drawn) = estimate.value, values
+    moved = [value * (one / base) if base > 0 else value + one - base for one in drawn]
+    if not moved or math.isinf(base) or any(map(math.isnan, moved)):
+        return DrawnEstimate(value, estimate.half_width)
+    ends = np.quantile(np.clip(moved, -_LARGEST, _LARGEST), [0.5 - level / 2, 0.5 + level / 2], method="hazen")
+    low, high = (math.copysign(math.inf, end) if abs(end) > 1e-3 * _LARGEST else float(end) for end in ends)
+    return DrawnEstimate(value, estimate.half_width, min(low, value), max(high, value), tuple(map(float, moved)))
 
 
 def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:

@@ -55,6 +55,20 @@ def test_progress_off_a_terminal_is_a_line_now_and_then_after_what_is_assumed(cl
     assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
 
 
+def test_a_line_of_progress_stays_short_with_many_models():
+    from lengthwise.apps.run import ModelProgress, Progress
+    from lengthwise.cli.app_run import line
+
+    models = tuple(
+        ModelProgress(f"a-model-with-a-long-name-{n:02}", "runs", 2000, {}, 256, 9, 12345.0, None, ((n,),))
+        for n in range(12)
+    )
+    told = line(Progress(95.4, 1, 3, models, 0.3, (400.0, 360.0, 440.0)))
+    assert "a-model-with-a-long-name-00" in told
+    assert "8 more models" in told
+    assert len(told) < 400
+
+
 def test_the_table_of_a_terminal_has_each_model_and_fits_it():
     import io
 

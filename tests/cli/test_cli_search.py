@@ -52,6 +52,12 @@ def test_capacity_prints_a_rate_and_its_interval(cli, question, tmp_path):
     told = json.loads(out.read_text())["capacities"][0]
     assert told["requests_per_s"]["half_width"] < 0.1 * told["requests_per_s"]["value"]
     assert f"{told['requests_per_s']['value']:.4g}" in ended.out
+    assert told["requests_per_s"]["model_low"] < told["requests_per_s"]["value"] < told["requests_per_s"]["model_high"]
+    assert told["at"]["metrics"]["ttft.p90"]["model_high"] != told["at"]["metrics"]["ttft.p90"]["value"]
+    assert "(model)" in ended.out
+    assert "90 % interval of the cost model's error" in ended.out
+    off = json.loads(cli("capacity", question, "--json", "-", "--set", "run.model_draws=0").out)["capacities"][0]
+    assert off["requests_per_s"]["model_low"] is None
 
 
 def test_capacity_takes_limits_on_the_command_line(cli, question):
@@ -137,7 +143,7 @@ def _retained(folder):
         (["--report", "nowhere/plan.html"], "does not exist"),
         (["--json", "small.toml"], "also an input"),
         (["--set", "search.objective=cheapest"], "must be"),
-        (["--set", "search.objective=fewest_gpus"], "needs a rate"),
+        (["--set", "search.objective=fewest_gpus", "--set", "workload.arrivals=all_at_once"], "needs a rate"),
         (["--ray", "127.0.0.1:1"], "no Ray cluster"),
     ],
 )

@@ -150,3 +150,13 @@ def test_a_replayed_trace_is_counted(cli, tmp_path):
     told = asked(cli, path)
     assert told["quantile_tokens"] == 12
     assert "outputs 6 tokens" in told["metadata"]["lengths"] or "outputs 7 tokens" in told["metadata"]["lengths"]
+
+
+def test_a_rate_above_the_throughput_and_the_time_of_the_command_are_told(cli, short):
+    fast = ("--strategy", "RRA", "--set", "run.model_draws=0", "--set", "workload.request_rate=100000")
+    ended = cli("schedule", short, *fast)
+    assert ended.code == 0, ended.err
+    assert "The workload sends 100000 requests/s, the schedule serves" in ended.out
+    assert "replicas of it are needed, or the queue grows." in ended.out
+    assert "Planned in" in ended.out
+    assert "the search took" in ended.out

@@ -48,3 +48,12 @@ def test_an_override_that_takes_the_place_of_another_source_is_told(scenario):
     assert load(path, ["workload.request_rate=3"]).notes == ()
     (load_note,) = load(path, ["workload.concurrency=3"]).notes
     assert "workload.request_rate" in load_note
+
+
+def test_prefix_caching_is_said_to_cover_no_shared_prompts(scenario):
+    path = scenario("[workload]\nrequest_rate = 2\n" + SIDES)
+    assert load(path).notes == ()
+    (note,) = load(path, ["engine.enable_prefix_caching=true"]).notes
+    assert "prompts that share a prefix are computed in full" in note
+    variant = 'variants=[{name = "cached", engine = {enable_prefix_caching = true}}]'
+    assert load(path, [variant]).notes == (note,)

@@ -172,6 +172,7 @@ def test_plans_and_what_ifs_have_words():
 def test_the_answer_names_makespan_uncertainty_and_idle_gpus(plan, app_metadata):
     answer = " ".join(sentences(plan, app_metadata))
     assert "Makespan 50.30 ± 0.28 s on 4 GPUs (2 stages; mean over 2 length samples" in answer
+    assert "The stages are those of one sample, which ends after 50.0 s." in answer
     assert "Nine of ten samples lie between 49.1 s and 51.4 s" in answer
     assert "Models run in 56 % of all GPU time; the rest: 19 % loading, 15 % no plan fits" in answer
     assert "min no preemption 1.21" in answer

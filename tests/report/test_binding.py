@@ -74,12 +74,16 @@ def test_preemptions_are_a_sign_of_full_memory(summary) -> None:
 
 
 def test_a_queue_that_dominates_the_ttft_is_named(summary) -> None:
-    def waits(mean_s: float):
-        queueing = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(mean_s))
+    def waits(mean_s: float, **model: float):
+        queueing = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(mean_s, **model))
         ttft = dataclasses.replace(summary.ttft_s, mean=Estimate(1.0))
         return what_binds(dataclasses.replace(summary, queueing_delay_s=queueing, ttft_s=ttft)).description
 
     assert "keeps up with the load: requests wait 200 ms" in waits(0.2)
+    slow_s = 11.5 + summary.jct_s.mean.value
+    told = waits(0.2, model_low=0.1, model_high=slow_s)
+    assert "It keeps up" not in told
+    assert f"but up to {slow_s:.1f} s within the cost model's error: it may not keep up with the load" in told
     assert "Requests wait 800 ms on average before they are scheduled, 80 % of their TTFT" in waits(0.8)
 
 

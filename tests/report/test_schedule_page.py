@@ -33,7 +33,7 @@ def unbounded(plan: SchedulePlan) -> SchedulePlan:
 
 def test_the_answer_names_the_choice(plan):
     answer = " ".join(sentences(plan))
-    assert "Within 3 s for outputs of 63 tokens even in the worst case" in answer
+    assert "Within 3 s for outputs of 63 tokens in the worst case" in answer
     assert plan.chosen.words in answer
     assert f"Static batching with batches of {plan.static.best.prefill_batch}" in answer
     assert f"{plan.search.evaluated:,} of {plan.search.points:,} schedules" in answer
@@ -105,7 +105,7 @@ def test_exceeded_memory_differs_from_a_broken_bound(plan):
 @pytest.mark.parametrize(("tokens", "words"), [(1, "1 token "), (2, "2 tokens "), (1024, "1,024 tokens ")])
 def test_one_token_is_one(plan, tokens, words):
     bounded = replace(plan, bound=replace(plan.bound, tokens=tokens))
-    assert f"for outputs of {words}even in the worst case" in sentences(bounded)[0]
+    assert f"for outputs of {words}in the worst case" in sentences(bounded)[0]
 
 
 def test_infeasible_rows_have_no_numbers(plan):

@@ -51,9 +51,9 @@ def test_the_answer_its_price_and_its_rivals_are_on_the_page(studies, page) -> N
     card = re.search(r'<article class="card answer">.*?</article>', page, re.DOTALL)[0]
     assert f"<b>{best.objective.value:,.0f}</b>" in card
     assert f"{best.price_per_hour_usd * 730:,.0f}" in card
-    assert "Tied with it, within the intervals" in card
+    assert "Tied with it, by sampling or" in card
     assert card.count('class="bar') == 6
-    assert "16 candidates: 10 ranked, 2 pruned" in card
+    assert "16 candidates: 10 ranked or scouted, 2 pruned" in card
     assert "1.31 \N{MULTIPLICATION SIGN}" in page
     assert "breaks a limit" in page
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -45,8 +46,31 @@ def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
     assert f"Best: {best.name} \N{MIDDLE DOT} It needs the fewest GPUs for a rate." in said
     assert "Decoding reads the weights: bound by memory bandwidth." in said
     assert "4 \N{MULTIPLICATION SIGN} weights do not fit: the weights need 61.2 GB" in said
-    assert "16 candidates: 10 ranked, 2 pruned (12 %), 4 rejected; 10 of them simulated." in said
+    assert "16 candidates: 10 ranked or scouted, 2 pruned (12 %), 4 rejected; 10 of them simulated." in said
     assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in said
+
+
+def test_a_limit_that_is_used_by_half_is_not_marked_as_the_one_that_binds(studies) -> None:
+    study = studies.study(plans=1)
+    plan = study.plans[0]
+    first = plan.choices[0]
+    half = {name: Estimate(one.value / 2) for name, one in first.at.values.items()}
+    choices = (replace(first, at=replace(first.at, values=half)), *plan.choices[1:])
+    lines = printed(replace(study, plans=(replace(plan, choices=choices),)), 160).splitlines()
+    assert "*" not in next(line for line in lines if line.startswith("│") and first.name in line)
+
+
+def test_the_cost_models_error_and_notes_are_shown(studies) -> None:
+    study = studies.study(plans=1)
+    plan = study.plans[0]
+    objective = Estimate(4000.0, 20.0, 3200.0, 4700.0)
+    choices = (replace(plan.choices[0], objective=objective), *plan.choices[1:])
+    note = "No kernels were measured on L4."
+    text = printed(replace(study, plans=(replace(plan, choices=choices, notes=(note,)),)), 100)
+    assert "(3,200\N{EN DASH}4,700)" in text
+    assert "(...): 90 % intervals of the cost model's error." in flat(text)
+    assert note in flat(text)
+    assert all(len(line) <= 100 for line in text.splitlines())
 
 
 def test_ranks_ties_scouts_and_what_binds_are_marked(studies) -> None:

@@ -58,6 +58,8 @@ def test_one_run_says_where_its_intervals_come_from(toy) -> None:
     records = toy.records(100)
     text = printed([Result("one", summarize(records), records, toy.deployment())], 80)
     assert "No intervals: too few requests; use --seeds." in text
+    replayed = Result("one", summarize(records), records, toy.deployment(), '[workload]\ntrace = "log.csv"\n')
+    assert "No intervals: too few requests." in printed([replayed], 80), "seeds change nothing"
     assert "±" not in text
     assert "MFU" not in text
 

@@ -75,7 +75,9 @@ SMALL = Space(
 def question(name: str = "requests_per_dollar", *limits: Limit, **more: Any) -> Question:
     """A question, of a limit on TTFT where none is given."""
     slo = more.pop("slo", None)
-    return Question(objective(name), SloLimits(limits or (TTFT,), slo), **{"precision": 0.1, "seeds": 4} | more)
+    return Question(
+        objective(name), SloLimits(limits or (TTFT,), slo), **{"precision": 0.1, "seeds": 4, "model_draws": 0} | more
+    )
 
 
 def bench(requested: Question, draw: Any = Chat(), build: Any = Build()) -> Bench:

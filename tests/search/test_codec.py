@@ -14,7 +14,7 @@ from market import TTFT, question
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status
-from lengthwise.search.configuration_search import frontier, tied_count, usd_per_thousand
+from lengthwise.search.configuration_search import frontier, separated, usd_per_thousand
 from lengthwise.search.space import Space, checked, names_of, settings_key
 from lengthwise.search.store import from_dict, to_dict
 
@@ -144,7 +144,7 @@ def test_a_frontier_is_complete_and_nobody_on_it_is_beaten(choices, bound):
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.0, 1.0, 2.0, math.nan])), max_size=6), st.booleans())
-def test_tied_are_those_before_the_first_that_is_clearly_worse(found, higher):
+def test_without_model_error_those_are_tied_whose_intervals_overlap(found, higher):
     asked = question("requests_per_dollar" if higher else "energy")
     found.sort(key=lambda pair: -pair[0] if higher else pair[0])
     ranked = [replace(choice(i, 1.0, ()), objective=Estimate(v, h)) for i, (v, h) in enumerate(found)]
@@ -153,7 +153,5 @@ def test_tied_are_those_before_the_first_that_is_clearly_worse(found, higher):
         halves = [0.0 if math.isnan(x) else x for x in (a.half_width, b.half_width)]
         return abs(a.value - b.value) <= sum(halves)
 
-    tied = tied_count(ranked, asked)
-    assert (tied == 0) == (not ranked)
-    assert all(overlap(ranked[0].objective, c.objective) for c in ranked[:tied])
-    assert tied == len(ranked) or not overlap(ranked[0].objective, ranked[tied].objective)
+    for other in ranked:
+        assert separated(ranked[0], other, asked) != overlap(ranked[0].objective, other.objective)

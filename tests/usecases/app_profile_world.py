@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from dataclasses import replace
 
 from lengthwise import catalog
@@ -11,6 +12,7 @@ from lengthwise.apps.launch import EngineConfig, EngineTimeouts, LocalLauncher
 from lengthwise.apps.plan import Served, Space
 from lengthwise.schema.app import Cluster, Machine
 from lengthwise.schema.deployment import EngineLimits
+from lengthwise.usecases.app_profile_folder import SWITCH_TIMES
 
 GPU = "A100-80GB"
 SERVER = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
@@ -45,3 +47,9 @@ def launcher(folder, *, more="--fixed-s 0.002", sleeps=True):
         for name in ("writer", "judge")
     ]
     return LocalLauncher(loaded, folder / "logs", timeouts=QUICK)
+
+
+def switch_times(folder):
+    """The rows of a profile's file of switch times."""
+    rows = tomllib.loads((folder / SWITCH_TIMES).read_text())["replica"]
+    return {(row["model"], row["gpu"], row["tp"], row["pp"], row["how"]): row["seconds"] for row in rows}

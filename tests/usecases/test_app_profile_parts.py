@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from app_profile_world import GPU, ROWS, app, launcher, space
+from app_profile_world import GPU, ROWS, app, launcher, space, switch_times
 
 from lengthwise.apps.launch import EngineConfig, LocalLauncher
-from lengthwise.apps.plan import read_switch_times
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import EngineError, InputError
 from lengthwise.statistics import mean_estimate
 from lengthwise.usecases.app_profile_folder import (
     PROFILE,
-    SWITCH_TIMES,
     AppProfile,
     LengthRow,
     SwitchRow,
@@ -197,7 +195,7 @@ def test_a_book_is_read_as_it_was_written_a_row_each(tmp_path):
     write_profile(tmp_path, book)
     assert read_profile(tmp_path) == book
     assert len(book.switches) == 2
-    assert read_switch_times(tmp_path / SWITCH_TIMES).measured == {
+    assert switch_times(tmp_path) == {
         ("writer", GPU, 1, 1, "start"): 9.0,
         ("writer", GPU, 1, 1, "wake"): 2.0,
         ("writer", GPU, 1, 1, "stop"): 1.0,

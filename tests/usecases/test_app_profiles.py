@@ -12,16 +12,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from app_profile_world import GPU, QUICK, ROWS, app, launcher, space
+from app_profile_world import GPU, QUICK, ROWS, app, launcher, space, switch_times
 
 from lengthwise import cost
 from lengthwise.apps.app import Sampling
 from lengthwise.apps.launch import EngineConfig
-from lengthwise.apps.plan import SwitchTimes, read_switch_times
+from lengthwise.apps.plan import SwitchTimes
 from lengthwise.apps.plan.space import HOWS
 from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
 from lengthwise.usecases.app_profile import profile_app, profiled
-from lengthwise.usecases.app_profile_folder import SWITCH_TIMES, CostRow, read_profile, write_profile
+from lengthwise.usecases.app_profile_folder import CostRow, read_profile, write_profile
 from lengthwise.usecases.app_profile_measurement import ProfileOptions, ProfileTarget, SampleOutput, mean_over_rows
 
 FEW = ProfileOptions(rows=4, times=2)
@@ -59,8 +59,7 @@ def test_a_profile_holds_switches_and_lengths_of_every_model(first):
         assert len(lines) == 5
         assert length.mean_tokens == np.mean([int(line.split(",")[3]) for line in lines[1:]])
     assert read_profile(folder / "out") == found.profile
-    times = read_switch_times(folder / "out" / SWITCH_TIMES)
-    assert set(times.measured) == {(name, GPU, 1, 1, how) for name in ("writer", "judge") for how in HOWS}
+    assert set(switch_times(folder / "out")) == {(name, GPU, 1, 1, how) for name in ("writer", "judge") for how in HOWS}
     assert "writer: started and stopped 2 of 2 times on A100-80GB, tp=1" in told
     assert "running 4 of 6 rows for their output lengths" in told
 

@@ -74,9 +74,22 @@ def test_goodput_is_a_least_share_of_the_slo():
     assert slo_limits.slo.ttft_s == 1.0
 
 
+def test_a_rate_that_the_search_lacks_is_that_of_the_workload(tmp_path):
+    text = SMALL.replace("[search]\n", '[search]\nobjective = "fewest_gpus"\n')
+    assert asked(text.replace("request_rate = 1", "request_rate = 3"))[0].bench.question.rate_rps == 3.0
+    assert asked(text, "search.rate=7")[0].bench.question.rate_rps == 7.0
+    rows = "".join(f"{0.25 * n},100,20\n" for n in range(801))
+    (tmp_path / "log.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+    lengths = 'isl = { kind = "uniform", low = 20, high = 200 }\nosl = 20\nrequest_rate = 1\n'
+    replayed = text.replace(lengths, f'trace = "{tmp_path / "log.csv"}"\n')
+    assert asked(replayed)[0].bench.question.rate_rps == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize(
     ("change", "to", "words"),
     [
+        ("request_rate = 1", "request_rate = 1e300", "at most 1,000,000"),
+        ("top = 2", "top = 2\nrate = 1e300", "at most 1e"),
         ("batch = [4, 32]", "batches = [4]", "did you mean"),
         ("batch = [4, 32]", "batch = []", "at least one value"),
         ("batch = [4, 32]", "batch = [0]", "at least 1"),

@@ -76,13 +76,17 @@ def show(found: list[VariantCapacity]) -> None:
     for sustained in found:
         capacity = sustained.capacity
         if sustained.at is None:
-            rate, half_width, metrics = "0", "", ["-"] * len(limits)
+            rate, half_width, model, metrics = "0", "", "", ["-"] * len(limits)
         else:
             rate = f"{capacity.rate_rps.value:.4g}"
             half_width = two_digits(capacity.rate_rps.half_width) if capacity.rate_rps.has_interval else "unknown"
+            model = report.model_text(capacity.rate_rps)
             metrics = [report.metric_text(limit.metric, sustained.at.value(limit.metric)) for limit in sustained.limits]
-        rows.append([sustained.name, rate, half_width, capacity.binds, f"{capacity.ceiling.rate_rps:.4g}", *metrics])
-    print_table(["", "requests/s", "±", "binds", "at most", *(limit.metric for limit in limits)], rows)
+        rows.append(
+            [sustained.name, rate, half_width, model, capacity.binds, f"{capacity.ceiling.rate_rps:.4g}", *metrics]
+        )
+    head = ["", "requests/s", "±", "(model)", "binds", "at most"]
+    print_table([*head, *(limit.metric for limit in limits)], rows)
     out = console()
     out.print(f"Limits: {', '.join(report.limit_text(limit) for limit in limits)}.", highlight=False)
     for note in dict.fromkeys(note for sustained in found for note in sustained.notes):
@@ -90,8 +94,9 @@ def show(found: list[VariantCapacity]) -> None:
     runs = sum(sustained.capacity.effort.simulations for sustained in found)
     requests = sum(sustained.capacity.effort.requests for sustained in found)
     out.print(
-        "± half-width of a 95 % interval: spread of the seeds, and drift with longer runs. At most: upper bound of any "
-        f"schedule. The metrics are at the interval's lower end. {runs:,} runs of {requests:,} requests.",
+        "± half-width of a 95 % interval: spread of the seeds, and drift with longer runs. (...): 90 % interval of the "
+        "cost model's error, which variants on one GPU share. At most: upper bound of any schedule. The metrics are at "
+        f"the lower end of ±. {runs:,} runs of {requests:,} requests.",
         style="dim",
         highlight=False,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,6 +52,8 @@ def run(
     After ExeGPT: from the lengths of prompts and outputs it chooses which GPUs prefill, how many requests at a time,
     and how often.
     """
+    start_s = time.monotonic()
+
     from lengthwise import config
 
     changes = settings(latency_bound, strategy, threshold, bound_for, gpus, baselines, expected=expected)
@@ -70,9 +73,10 @@ def run(
     simulates = scenario.schedule is not None and bool(scenario.schedule.baselines)
     with progress.simulating(quiet=quiet or not simulates) as advance:
         plan = schedule.plan_schedule(scenario, exhaustive=exhaustive, progress=advance)
+    seconds = time.monotonic() - start_s
     printing = not quiet and json != outputs.STDOUT
     if printing:
-        show(plan, scenario)
+        show(plan, scenario, seconds)
     outputs.write_answers(json, report, plan, write_schedule_json, write_schedule_html, quiet=quiet)
     if deploy is not None:
         launch = schedule_launch.write_schedule_launch(scenario, plan, deploy)
@@ -103,9 +107,9 @@ def settings(
     return [f"schedule.{key}={value}" for key, value in changes.items() if value is not None]
 
 
-def show(plan: SchedulePlan, scenario: Scenario) -> None:
+def show(plan: SchedulePlan, scenario: Scenario, seconds: float) -> None:
     """Print the schedule, the runners-up, other systems, the schedules of other bounds, and the effect of drift."""
-    from lengthwise.cli.tables import console, print_table
+    from lengthwise.cli.tables import console, duration, print_table
     from lengthwise.report import schedule_text as text
 
     out = console()
@@ -135,6 +139,6 @@ def show(plan: SchedulePlan, scenario: Scenario) -> None:
     out.print(
         f"Reload: re-planning moves weights, {loading.dram_s:.2g} s from host memory, {loading.ssd_s:.2g} s from "
         f"drives ({loading.source}). Margin: how much tighter the bound must have been. "
-        f"Searched in {plan.search.seconds:.2g} s.",
+        f"Planned in {duration(seconds)}; the search took {duration(plan.search.seconds)} of it.",
         style="dim",
     )

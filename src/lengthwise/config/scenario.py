@@ -300,6 +300,11 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
     raise_if_any(problems, source, overridden)
     assert scenario is not None  # without problems it is built
+    if scenario.engine.enable_prefix_caching or any(v.engine.get("enable_prefix_caching") for v in scenario.variants):
+        notes.append(
+            "enable_prefix_caching = true only keeps the blocks of preempted requests: prompts that share a prefix are "
+            "computed in full"
+        )
     return scenario.from_file(source, folder, notes)
 
 

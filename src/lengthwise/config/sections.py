@@ -29,6 +29,7 @@ from lengthwise.schedule.controls import Strategy
 from lengthwise.schema.errors import UnknownNameError
 
 Rate = Annotated[NotNan, Field(gt=0)]
+MAX_RATE_RPS = 1e6
 HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
 Seqs = Annotated[int, Field(ge=1, le=2**17)]
 UpTo1024 = Annotated[int, Field(ge=1, le=1024)]
@@ -126,6 +127,8 @@ class WorkloadSection(Section):
             raise ValueError("time_scale stretches the arrivals of a replayed trace; this workload replays none")
         if self.trace is None and (self.format is not None or self.sort):
             raise ValueError("format and sort say how to read a trace, and there is no trace")
+        if MAX_RATE_RPS < (self.request_rate or 0) < math.inf:
+            raise ValueError(f"request_rate must be at most {MAX_RATE_RPS:,.0f} a second, or inf: all requests at once")
         if self.request_rate is not None and math.isinf(self.request_rate) and self.arrivals is not None:
             raise ValueError("request_rate = inf sends all requests at once and takes no arrivals")
         return self
@@ -262,7 +265,7 @@ class SearchSection(Section):
     objective: Literal["requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"] = (
         "requests_per_dollar"
     )
-    rate: Rate | None = None
+    rate: Annotated[Rate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's, or (for energy) the capacity
     max_gpus: Count | None = None
     limits: dict[str, Any] = Field(default_factory=dict)  # ttft.p90 = "2s"; waiting is limited by default
     # ``deployment.replicas`` may be "fill": as many as max_gpus allows, or "auto": the fewest for the limits at rate.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist
+from zlib import crc32
 
 import numpy as np
 
@@ -35,6 +36,18 @@ def perturbed_degrees(
 ) -> list[dict[int, CostTables]]:
     """Return perturbed tables of several tensor-parallel degrees: a part has the same error in all of them."""
     return [dict(zip(tables, made, strict=True)) for made in _perturbed(list(tables.values()), draws, seed)]
+
+
+def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
+    """Return the deployment and copies with perturbed tables; on one GPU, a model has the same errors in a draw."""
+    seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
+    cost, columns = deployment.cost, (*PARTS, "step", "front")
+    if not draws or not _errors(cost, cost.evidence.errors):
+        return [deployment]
+    designs = [design(draws, len(columns), seed + index) for index in range(2)]
+    rows = [np.stack([of[row] for of in designs]).T.tolist() for row in range(draws)]
+    normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
+    return [deployment, *(replace(deployment, cost=_scaled(cost, cost.evidence.errors, each)) for each in normals)]
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
@@ -124,7 +137,7 @@ def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     return tuple(dict.fromkeys(note for note in notes if note))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def design(draws: int, parts: int, seed: int = 0) -> Floats:
     """Return [draws, parts] standard normal values: a Latin hypercube of midpoints, the least correlated of 200."""
     normal = NormalDist()  # of the standard library: importing scipy.special takes 0.2 s

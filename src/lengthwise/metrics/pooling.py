@@ -12,7 +12,7 @@ import numpy as np
 from lengthwise.metrics.summary import Slo, Summary
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.statistics import mean_estimate
+from lengthwise.statistics import drawn_estimate, mean_estimate
 
 Estimates = Callable[[list[Estimate]], Estimate]
 
@@ -157,10 +157,7 @@ def _model_interval(parts: Sequence[Estimate], level: float, upper_limit: float)
     estimate, (value, base, *values) = parts[0], [part.value for part in parts]
     if not all(map(math.isfinite, (value, base, *values))):
         return estimate
-    low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], method="hazen")
-    low, high = min(float(low), base), max(float(high), base)
-    if base > 0:
-        low, high = value * (low / base), value * (high / base)
-    else:
-        low, high = value + low - base, value + high - base
-    return dataclasses.replace(estimate, model_low=low, model_high=min(high, max(upper_limit, value)))
+    drawn = drawn_estimate(estimate, (base, *values), level)
+    return dataclasses.replace(
+        estimate, model_low=drawn.model_low, model_high=min(drawn.model_high, max(upper_limit, value))
+    )

@@ -126,6 +126,9 @@ def _sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
     if len(plan.makespans_s) > 1 and plan.makespan.has_interval:
         draws = f"; mean over {len(plan.makespans_s)} length samples not used for planning, with its 95 % interval"
     yield f"Makespan {estimate_duration_text(plan.makespan)}{on} ({counted(len(plan.stages), 'stage')}{draws})."
+    end_s = plan.stages[-1].end_s if plan.stages else plan.makespan.value
+    if duration_text(end_s) != duration_text(plan.makespan.value):
+        yield f"The stages are those of one sample, which ends after {duration_text(end_s)}."
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
         yield f"Nine of ten samples lie between {duration_text(low)} and {duration_text(high)}."

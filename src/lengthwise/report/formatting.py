@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from lengthwise.schema.estimate import Estimate
+
 if TYPE_CHECKING:
     from lengthwise.metrics import Counts
 
@@ -39,6 +41,13 @@ def span(low: float, high: float) -> str:
     fine = _decimals((high - low) / 2, 1)
     decimals = (max(_decimals(end, 2), min(fine, _decimals(end, 4))) for end in (low, high))
     return "\N{EN DASH}".join(f"{end:,.{d}f}" for end, d in zip((low, high), decimals, strict=True))
+
+
+def model_text(estimate: Estimate, scale: float = 1.0) -> str:
+    """Return the interval of the cost model's error ("(1.1-1.5)"); "" if it is unknown."""
+    if not estimate.has_model_interval:
+        return ""
+    return f"({span(estimate.model_low * scale, estimate.model_high * scale)})".replace("inf", "\N{INFINITY}")
 
 
 def percent(share: float) -> str:

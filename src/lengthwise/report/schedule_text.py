@@ -28,6 +28,7 @@ SPREAD_CAUSES = {
     "lengths": "the {requests:,} requests behind the lengths are sampled again",
     "costs": "costs have the estimated errors",
 }
+SURE_SHARE = 0.95  # of the draws in which a bound holds, from which the answer states it without reserve
 SIMILAR_NEIGHBOURS = 0.15  # rank correlation of neighbours that voids a watch's false-alarm probability
 
 
@@ -36,11 +37,14 @@ def sentences(plan: SchedulePlan) -> list[str]:
     chosen, static, bound = plan.chosen, plan.static.best, plan.bound
     condition, is_bounded = "Without a latency bound", math.isfinite(bound.limit_s)
     if is_bounded:
-        case = "even in the worst case" if bound.worst_case else "as expected"
+        case = "in the worst case" if bound.worst_case else "as expected"
         condition = f"Within {bound.limit_s:g} s for outputs of {tokens_text(bound.tokens)} {case}"
     rate, latency, worst_case = yield_cells(chosen)
     choice = f"the best schedule by these cost tables is {chosen.words}"
     made = [f"{condition}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
+    held_share = min((spread.held_share for spread in plan.uncertainty.spreads), default=1.0)
+    if is_bounded and held_share < SURE_SHARE:
+        made.append(f"These are point estimates: the bound is met in {percent(held_share)} of draws of their errors.")
     if plan.parts is not None:
         parts = plan.parts
         made.append(

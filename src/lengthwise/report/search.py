@@ -91,7 +91,9 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
         key_values["Bound by"] = text.metric_name(best.bottleneck.binds)
     tied = [choice.name for choice in plan.choices[1 : plan.tied]]
     more = f" and {len(tied) - NAMED:,} more" if len(tied) > NAMED else ""
-    tied_text = f"Tied with it, within the intervals: {', '.join(tied[:NAMED])}{more}." if tied else ""
+    tied_text = (
+        f"Tied with it, by sampling or by the cost model's error: {', '.join(tied[:NAMED])}{more}." if tied else ""
+    )
     return card | {
         "value": value,
         "half": half,
@@ -100,15 +102,15 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
         "hint": "higher is better" if plan.objective.higher_is_better else "lower is better",
         "key_values": key_values,
         "tied": tied_text or ("No other configuration is tied with it." if len(plan.choices) > 1 else ""),
-        "reasons": [*plan.cause, *([best.bottleneck.cause] if best.bottleneck.cause else [])],
+        "reasons": [*plan.cause, *([best.bottleneck.cause] if best.bottleneck.cause else []), *plan.notes],
         "bars": _bars(plan),
     }
 
 
 def _bars(plan: Plan) -> list[dict[str, Any]]:
     first = [(i, c) for i, c in enumerate(plan.choices[:BARS]) if math.isfinite(c.objective.value)]
-    ends = (c.objective.high if c.objective.has_interval else c.objective.value for _, c in first)
-    largest = max(ends, default=1.0)
+    highs = (end for _, c in first for end in (c.objective.value, c.objective.high, c.objective.model_high))
+    largest = max(filter(math.isfinite, highs), default=1.0)
 
     def share(value: float) -> float:
         return 100 * max(0.0, value) / largest if largest > 0 else 0.0
@@ -116,6 +118,8 @@ def _bars(plan: Plan) -> list[dict[str, Any]]:
     bars = []
     for i, choice in first:
         o, leads = choice.objective, i < max(plan.tied, 1)
+        spans = [("model-span", o.model_low, min(o.model_high, largest))] if o.has_model_interval else []
+        spans += [("whisker", o.low, o.high)] if o.half_width > 0 else []
         bars.append(
             {
                 "rank": text.rank_text(plan, i),
@@ -123,7 +127,7 @@ def _bars(plan: Plan) -> list[dict[str, Any]]:
                 "value": text.value_texts(o)[0],
                 "width": share(o.value),
                 "colour": "var(--good)" if leads else "var(--faint)",
-                "spans": [("whisker", share(o.low), share(o.high) - share(o.low))] if o.half_width > 0 else [],
+                "spans": [(css, share(low), share(high) - share(low)) for css, low, high in spans],
                 "leads": leads,
             }
         )
@@ -154,8 +158,8 @@ def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
         estimates = [(choice.objective, ""), *([(choice.capacity_rps, "")] if has_capacity else [])]
         for limit, (factor, _) in zip(plan.limits, scales, strict=True):
             e = choice.at.values.get(limit.metric, Estimate(math.nan)) if choice.at else Estimate(math.nan)
-            css = "binds" if choice.bottleneck.binds == limit.metric else ""
-            estimates.append((Estimate(e.value * factor, e.half_width * factor), css))
+            css = "binds" if text.is_bound_by(choice, limit) else ""
+            estimates.append((e.scaled(factor), css))
         cells: Row = [
             choice.name,
             _sortable(index, text.rank_text(plan, index)),
@@ -234,7 +238,9 @@ def _plan_columns(plan: Plan, shown: Sequence[int]) -> dict[str, Any]:
 
     def trade(t: Trade) -> list[Any]:
         latency_s, cost_usd, rate_rps = map(finite_number, (t.latency_s, t.cost_usd, t.rate_rps))
-        return [latency_s, cost_usd, places.get(t.choice, -1), rate_rps]
+        ends = (t.latency.model_low, t.latency.model_high)
+        model = [finite_number(end) if math.isfinite(end) else None for end in ends]
+        return [latency_s, cost_usd, places.get(t.choice, -1), rate_rps, *model]
 
     return {
         "name": plan.name,

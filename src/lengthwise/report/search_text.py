@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lengthwise.report.curves import LATENCY_NAMES
-from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, rounded
+from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, model_text, rounded
 from lengthwise.report.result_page import METADATA
 from lengthwise.report.summary_table import LESS, MORE, NEITHER, boxed_table
 from lengthwise.schema.errors import InputError
@@ -38,6 +38,7 @@ OTHERS = {  # label, unit and better direction of metrics other than latencies
 LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
 MONTH_H = 730  # hours in a month, as clouds bill them
+BINDING_SHARE = 0.8  # of its bound, from which a limit is marked
 NO_ANSWER = "No tried configuration meets the limits."
 
 
@@ -100,13 +101,14 @@ def limit_text(limit: Limit) -> str:
 
 
 def value_texts(estimate: Estimate) -> tuple[str, str]:
-    """Return a value and "± half-width"; the second is empty where the half-width is unknown or 0."""
+    """Return a value and "± half-width (model interval)"; the second without what is unknown or 0."""
     value, half = rounded(estimate.value, estimate.half_width)
-    return value, f"{PLUS_MINUS} {half}" if estimate.half_width > 0 and half else ""
+    sampling = f"{PLUS_MINUS} {half}" if estimate.half_width > 0 and half else ""
+    return value, " ".join(filter(None, (sampling, model_text(estimate))))
 
 
 def estimate_text(estimate: Estimate) -> str:
-    """Return the value with its half-width ("4.56 ± 0.12"), or the value alone."""
+    """Return the value with its intervals ("4.56 ± 0.12 (3.9-5.2)"), or the value alone."""
     return " ".join(filter(None, value_texts(estimate)))
 
 
@@ -158,6 +160,13 @@ def simulated(plan: Plan) -> list[tuple[int, Choice]]:
     return [(i, c) for i, c in enumerate(plan.choices) if c.status in (Status.RANKED, Status.SCOUTED)]
 
 
+def is_bound_by(choice: Choice, limit: Limit) -> bool:
+    """Return whether a limit stops a higher rate, and the operating point is near it."""
+    if choice.at is None or choice.bottleneck.binds != limit.metric:
+        return False
+    return not choice.at.value(limit.metric) < BINDING_SHARE * limit.bound
+
+
 def rank_text(plan: Plan, index: int) -> str:
     """Return the rank of the choice at ``index``: "=1" where it is tied with the best, "~" where it was scouted."""
     status = plan.choices[index].status
@@ -169,11 +178,12 @@ def rank_text(plan: Plan, index: int) -> str:
 def effort_text(effort: Spent) -> str:
     """Return the effort of a search in two sentences. Ranked, pruned and rejected add up to the candidates."""
     share = effort.pruned / effort.candidates if effort.candidates else 0.0
-    ranked = effort.candidates - effort.pruned - effort.rejected
+    evaluated = effort.candidates - effort.pruned - effort.rejected
     reused = f" {effort.reused:,} evaluations came from an earlier run." if effort.reused else ""
     duration = f"{effort.seconds:.1f} s" if effort.seconds < 120 else f"{effort.seconds / 60:.1f} min"
     return (
-        f"{effort.candidates:,} candidates: {ranked:,} ranked, {effort.pruned:,} pruned ({100 * share:.0f} %), "
+        f"{effort.candidates:,} candidates: {evaluated:,} ranked or scouted, "
+        f"{effort.pruned:,} pruned ({100 * share:.0f} %), "
         f"{effort.rejected:,} rejected; {effort.simulated:,} of them simulated. {effort.simulations:,} simulations of "
         f"{effort.requests:,} requests in {duration}.{reused}"
     )
@@ -255,18 +265,18 @@ def _ranking(plan: Plan, top: int) -> Table:
         scales.append(scale(metric, [c.at.value(limit.metric) if c.at else math.nan for _, c in rows] or [limit.bound]))
         made.add_column(Text(f"{metric.label}\n{scales[-1][1]}"), justify="right", overflow="fold")
     for i, choice in rows:
-        estimates = [choice.objective, *([choice.capacity_rps] if has_capacity else [])]
+        texts = [estimate_text(e).replace(" ", "\N{NO-BREAK SPACE}") for e in (choice.objective, choice.capacity_rps)]
         cells = []
         for limit, (factor, _) in zip(limits, scales, strict=True):
             value = amount((choice.at.value(limit.metric) if choice.at else math.nan) * factor)
-            is_binding = choice.bottleneck.binds == limit.metric
+            is_binding = is_bound_by(choice, limit)
             cells.append(Text(f"{value}*" if is_binding else value, style="bold" if is_binding else ""))
         made.add_row(
             Text(rank_text(plan, i)),
             Text(choice.name, style="bold green" if i < max(plan.tied, 1) else ""),
             Text(f"{choice.gpus:,}"),
             Text(f"{choice.price_per_hour_usd:,.2f}"),
-            *(Text(estimate_text(e).replace(" ", "\N{NO-BREAK SPACE}")) for e in estimates),
+            *(Text(text.replace("\N{NO-BREAK SPACE}(", "\n(")) for text in texts[: 1 + has_capacity]),
             *cells,
             style="dim" if choice.status is Status.SCOUTED else "",
         )
@@ -277,15 +287,17 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     shown = [choice for _, choice in simulated(plan)]
     legend = {
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
-        "=1: tied with the best.": plan.tied > 1,
+        "(...): 90 % intervals of the cost model's error.": any(c.objective.has_model_interval for c in shown[:top]),
+        "=1: may be the best: neither sampling nor the cost model's error separates it.": plan.tied > 1,
         "~: scouted, known roughly.": any(c.status is Status.SCOUTED for c in shown[:top]),
-        "*: the binding limit.": any("." in c.bottleneck.binds for c in shown[:top]),
+        "*: the limit that binds.": any(is_bound_by(c, limit) for c in shown[:top] for limit in plan.limits),
     }
     lines = [Text(" ".join(text for text, applies in legend.items() if applies), style="dim")]
     if len(shown) > top:
         lines.append(Text(f"{len(shown) - top:,} more ranked or scouted.", style="dim"))
     if plan.limits[LIMIT_COLUMNS:]:
         lines.append(Text(f"Also met: {', '.join(map(limit_text, plan.limits[LIMIT_COLUMNS:]))}.", style="dim"))
+    lines += map(Text, plan.notes)
     lines.append(Text.assemble("Best: ", (best.name, "bold")))
     lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.cause]
     if (bottleneck := best.bottleneck) != Bottleneck():

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from lengthwise.metrics import Counts, Hardware, Summary, difference
 from lengthwise.report.binding import Binding, binding_of, bound_by
-from lengthwise.report.formatting import MINUS, PLUS_MINUS, buckets, capitalized, rounded, span
-from lengthwise.report.result import Result, check_results
+from lengthwise.report.formatting import MINUS, PLUS_MINUS, buckets, capitalized, model_text, rounded
+from lengthwise.report.result import Result, check_results, scenario_of
 from lengthwise.schema.estimate import Estimate
 
 Read = Callable[[Summary], Estimate | None]
@@ -124,8 +124,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
         cells = []
         for i, e in enumerate(estimates):
             texts = bounded_texts(e.value * scale, e.half_width * scale, largest)
-            model = f"({span(e.model_low * scale, e.model_high * scale)})" if e.has_model_interval else ""
-            cells.append(Cell(*texts, model, e, i == leader))
+            cells.append(Cell(*texts, model_text(e, scale), e, i == leader))
         made.append(Row(metric, unit, tuple(cells)))
     return made
 
@@ -236,7 +235,9 @@ def intervals_note(results: Sequence[Result]) -> str:
         few = ", few seeds: wide intervals" if len(summary.seeds) < FEW_SEEDS else ""
         return f"± half-widths of {level} over {len(summary.seeds)} seeds{few}"
     if not any(c.estimate.has_interval for row in rows(results) for c in row.cells):
-        return f"no intervals: too few requests{'; use --seeds' if results[0].deployment else ''}"
+        workload = scenario_of(results[0]).get("workload", {})
+        replayed = "trace" in workload and not {"request_rate", "arrivals", "concurrency"} & set(workload)
+        return f"no intervals: too few requests{'' if replayed or not results[0].deployment else '; use --seeds'}"
     return f"± half-widths of {level} within one run (batch means)"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,22 @@ class Estimate:
     def has_model_interval(self) -> bool:
         """Return whether the cost model's error is known."""
         return not math.isnan(self.model_low) and not math.isnan(self.model_high)
+
+    def scaled(self, factor: float) -> Self:
+        """Return the estimate in another unit."""
+        names = ("value", "half_width", "model_low", "model_high")
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
+
+
+@dataclass(frozen=True)
+class DrawnEstimate(Estimate):
+    """An estimate with its value in each draw of the cost model's error; on one GPU, a model has the same errors."""
+
+    draws: tuple[float, ...] = ()
+
+    def scaled(self, factor: float) -> Self:
+        """Return the estimate in another unit."""
+        return replace(super().scaled(factor), draws=tuple(draw * factor for draw in self.draws))
 
 
 UNKNOWN = Estimate(math.nan)

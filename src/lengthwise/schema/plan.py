@@ -122,6 +122,7 @@ class Trade:
     rate_rps: float
     cost_usd: float
     latency_s: float
+    latency: Estimate = UNKNOWN  # the same with its intervals
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Plan:
     limits: tuple[Limit, ...]
     axes: dict[str, tuple[Any, ...]]
     choices: tuple[Choice, ...]
-    tied: int  # number of choices at the top whose intervals overlap with the best one's
+    tied: int  # number of choices at the top that neither sampling nor model error separates from the best one
     cause: tuple[str, ...]
     frontiers: dict[str, tuple[Trade, ...]]
     # Sensitivity to each limit, by metric and rising bound, including the requested one.
@@ -176,6 +177,7 @@ class Plan:
     regions: tuple[Region, ...]
     effort: Spent
     level: float = 0.95
+    notes: tuple[str, ...] = ()  # what limits the trust in the cost tables, a sentence each
 
     @property
     def best(self) -> Choice | None:

@@ -1,6 +1,7 @@
 from .capacity_search import Capacity as Capacity
 from .capacity_search import capacity as capacity
 from .capacity_search import point_at_capacity as point_at_capacity
+from .capacity_search import with_model_error as with_model_error
 from .configuration_search import Options as Options
 from .configuration_search import Run as Run
 from .configuration_search import search as search
@@ -14,6 +15,7 @@ from .limits import objective as objective
 from .limits import with_stability as with_stability
 from .load import Load as Load
 from .objectives import REPLICAS as REPLICAS
+from .objectives import AtCapacity as AtCapacity
 from .objectives import Bench as Bench
 from .objectives import sized as sized
 from .space import Space as Space

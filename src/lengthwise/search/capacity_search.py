@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 
+from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -28,7 +29,7 @@ from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.limits import SloLimits, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point, observe, values_of
-from lengthwise.statistics import t_half_width
+from lengthwise.statistics import drawn_estimate, t_half_width
 
 FLOOR_SHARE = 1e-3
 """A deployment that breaks its limits at this share of its ceiling does not serve at all."""
@@ -295,6 +296,24 @@ def capacity(
             break
         previous, requests = rate, min(2 * requests, most)
     return found
+
+
+def with_model_error(
+    found: Capacity, deployment: Deployment, load: Load, slo_limits: SloLimits, draws: int, each: Map = map
+) -> Capacity:
+    """Return the capacity with its value under perturbed cost tables, from short runs of the same requests."""
+    tried = comparable_deployments(deployment, draws)
+    if len(tried) == 1 or not found.rate_rps.value > 0:
+        return found
+
+    def rough(number: int) -> list[float]:
+        one = rough_capacity(tried[number], load, slo_limits, found.rate_rps.value, seeds=1)
+        return [one.rate_rps.value, one.effort.simulations, one.effort.requests]
+
+    rates, simulations, requests = zip(*each(rough, range(len(tried))), strict=True)
+    found.effort.simulations += int(sum(simulations))
+    found.effort.requests += int(sum(requests))
+    return replace(found, rate_rps=drawn_estimate(found.rate_rps, rates))
 
 
 def run_length(top: Ceiling, slo_limits: SloLimits) -> int:

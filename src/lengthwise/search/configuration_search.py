@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from lengthwise.cost.model_error import LEVEL
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.plan import (
     Choice,
@@ -57,6 +60,9 @@ MAX_RANKED_FACTOR = 2
 """At most this many times ``top`` configurations are ranked: of many tied ones, some stay scouted."""
 SCOUTING_ERROR = 0.05
 """Relative error of scouted objectives, at least; larger where ranked ones showed more."""
+MODEL_ERROR = 0.5
+"""The best configuration of another GPU or model is ranked if, scouted, it is within this share of the best."""
+HARDWARE = ("deployment.gpu", "deployment.node", "deployment.model", "deployment.cost")
 
 
 @dataclass
@@ -161,7 +167,7 @@ def search(
         limits=question.slo_limits.limits,
         axes=axes,
         choices=tuple(ordered),
-        tied=tied_count(ranked, question),
+        tied=sum(not separated(ranked[0], c, question) for c in ranked),
         cause=_advantages(ordered, axes, question),
         frontiers=_frontiers(ordered, question.slo_limits.limits),
         shifts=shifts,
@@ -201,8 +207,10 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
             else:
                 limit = last / PRUNING_SHARE
         promising: list[Choice] = []
+        tried = {_hardware(c) for c in done if c.status is Status.SCOUTED}
         for choice in waiting[at : at + size]:
             is_worse = not math.isnan(choice.bounds.objective) and better(limit, choice.bounds.objective, question)
+            is_worse = is_worse and _hardware(choice) in {*tried, *map(_hardware, promising)}
             (pruned if is_worse else promising).append(choice)
         done += run.each("scout", promising, threshold)
         run.expected["scout"] = len(waiting) - len(pruned)
@@ -242,7 +250,9 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
     while batch := _contenders(by_key, exact, rough, best_first(), question, options):
         run.expected["rank"] = len(exact) + len(batch)
         threshold: tuple[float, ...] = ()
-        if len(ranked := best_first()) >= options.top:  # below what the best reaches at least, a rough result suffices
+        ranked = best_first()
+        if len(ranked) >= options.top and batch != _other_hardware(by_key, exact, ranked, question):
+            # below what the best reaches at least, a rough result suffices
             best, half = ranked[0].objective, _half(ranked[0])
             threshold = (best.value - half if question.objective.higher_is_better else best.value + half,)
         for choice in run.each("rank", batch, threshold):
@@ -271,11 +281,28 @@ def _contenders(
     errors = [sign * (c.objective.value / rough[c.key] - 1) for c in ranked if rough[c.key]]
     factor, best = 1 + sign * max(SCOUTING_ERROR, *errors), ranked[0].objective.value
     near = [c for c in waiting if better(c.objective.value * factor, best, question)]
-    return near[: min(FIRST_BATCH, options.top * MAX_RANKED_FACTOR - len(exact))]
+    near = near[: max(0, min(FIRST_BATCH, options.top * MAX_RANKED_FACTOR - len(exact)))]
+    return near or _other_hardware(by_key, exact, ranked, question)
+
+
+def _hardware(choice: Choice) -> tuple[str, ...]:
+    """Return the settings that configurations with common errors of the cost model share."""
+    return tuple(str(choice.settings.get(key)) for key in HARDWARE)
+
+
+def _other_hardware(by_key: Choices, exact: Choices, ranked: list[Choice], question: Question) -> list[Choice]:
+    """Return the best configuration of each GPU and model that has none yet and may equal the best by model error."""
+    tried, best = {_hardware(c) for c in exact.values()}, ranked[0].objective.value if ranked else math.nan
+    firsts: dict[tuple[str, ...], Choice] = {}
+    for choice in sorted(by_key.values(), key=lambda c: _order(c.objective.value, question)):
+        if question.model_draws and choice.status is Status.SCOUTED and _hardware(choice) not in tried:
+            firsts.setdefault(_hardware(choice), choice)
+    factor = 1 + MODEL_ERROR if question.objective.higher_is_better else 1 / (1 + MODEL_ERROR)
+    return [c for c in firsts.values() if not better(best, c.objective.value * factor, question)]
 
 
 def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
-    """Return ranked choices, best first; then scouted, pruned and rejected ones."""
+    """Return ranked choices, the best and those that are tied with it first; then scouted, pruned and rejected ones."""
     statuses = list(Status)
 
     def key(c: Choice) -> tuple[Any, ...]:
@@ -287,7 +314,10 @@ def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
             used = max((c.at.value(limit.metric) / limit.bound for limit in limits), default=0.0)
         return statuses.index(c.status), _order(value, question), used, -c.bounds.rate_rps, c.key
 
-    return sorted(choices, key=key)
+    ordered = sorted(choices, key=key)
+    ranked = [c for c in ordered if c.status is Status.RANKED]
+    worse = [c for c in ranked if separated(ranked[0], c, question)]
+    return [*(c for c in ranked if c not in worse), *worse, *ordered[len(ranked) :]]
 
 
 def _order(value: float, question: Question) -> float:
@@ -303,13 +333,18 @@ def _half(choice: Choice) -> float:
     return 0.0 if math.isnan(half) else half
 
 
-def tied_count(ranked: Sequence[Choice], question: Question) -> int:
-    """Return how many of the first choices do not differ significantly from the best."""
+def separated(best: Choice, other: Choice, question: Question) -> bool:
+    """Return whether neither sampling nor the cost model's error can make another choice as good as the best.
+
+    Common errors cancel: on one GPU, a model's choices are compared draw by draw, others by all pairs of draws.
+    """
+    a, b = (np.array(getattr(c.objective, "draws", ()) or (c.objective.value,)) for c in (best, other))
+    is_paired = len(a) == len(b) and _hardware(best) == _hardware(other)
+    with np.errstate(invalid="ignore"):
+        gains = a - b if is_paired else np.subtract.outer(a, b).ravel()
     sign = 1 if question.objective.higher_is_better else -1
-    for count, choice in enumerate(ranked):
-        if not sign * (ranked[0].objective.value - choice.objective.value) <= _half(ranked[0]) + _half(choice):
-            return count
-    return len(ranked)
+    smallest = float(np.quantile(sign * np.nan_to_num(gains), (1 - LEVEL) / 2, method="hazen"))
+    return not min(sign * (best.objective.value - other.objective.value), smallest) <= _half(best) + _half(other)
 
 
 def _frontiers(choices: Sequence[Choice], limits: Sequence[Limit]) -> dict[str, tuple[Trade, ...]]:
@@ -329,7 +364,7 @@ def frontier(choices: Sequence[Choice], metric: str, limits: Sequence[Limit]) ->
         return math.isfinite(point.value(metric)) and is_sustained and is_satisfied
 
     trades = [
-        Trade(c.name, p.rate_rps, usd_per_thousand(c, p.rate_rps), p.value(metric))
+        Trade(c.name, p.rate_rps, usd_per_thousand(c, p.rate_rps), p.value(metric), p.values[metric])
         for c in choices
         if c.status in (Status.RANKED, Status.SCOUTED)
         for p in c.points
@@ -388,8 +423,7 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
         setting = f"{key.rpartition('.')[2]} = {best.settings[key]}"
         head = f"{setting}: the best configuration with another value, {other.name}, "
         rough = " (scouted)" if other.status is Status.SCOUTED else ""
-        gain = best.objective.value - other.objective.value
-        if (gain if question.objective.higher_is_better else -gain) <= _half(best) + _half(other):
+        if not separated(best, other, question):
             sentences.append(f"{head}does not differ significantly{rough}.")
         else:
             ratio = other.objective.value / best.objective.value

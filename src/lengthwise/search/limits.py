@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lengthwise.cost.model_error import DRAWS
 from lengthwise.metrics import Slo
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.plan import Limit, Objective
@@ -180,7 +181,8 @@ class Question:
 
     ``rate_rps`` is the offered load, where the objective needs one; "energy" without one is at capacity. ``max_gpus``
     are those of all replicas together, ``requests`` those of an offline batch ("makespan"). Ranked configurations reach
-    the relative half-width ``precision`` at ``level``, over ``seeds`` independent repetitions.
+    the relative half-width ``precision`` at ``level``, over ``seeds`` independent repetitions, and are repeated
+    ``model_draws`` times in short runs under perturbed cost tables.
     """
 
     objective: Objective
@@ -191,6 +193,7 @@ class Question:
     precision: float = 0.025
     seeds: int = 5
     level: float = 0.95
+    model_draws: int = DRAWS
 
     def __post_init__(self) -> None:
         needs_rate = self.objective.name in (*AT_RATE, "goodput")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise import engine
+from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status
 from lengthwise.search import capacity_search
 from lengthwise.search.bounds import ceiling, fits_any
@@ -19,6 +20,7 @@ from lengthwise.search.limits import AT_RATE, Question, SloLimits
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point
 from lengthwise.search.space import Settings
+from lengthwise.statistics import drawn_estimate
 
 CURVE_SEEDS = 4
 OPERATING_STEPS, OPERATING_STEP = 5, 0.985
@@ -27,6 +29,9 @@ SCOUTED_SHARE = 0.95
 """Share of the rough capacity at which a scouted configuration is measured."""
 MAX_REPLICAS_FACTOR = 3
 """If this many times the replicas that one alone suggests do not suffice, more replicas do not help."""
+OBJECTIVE_METRICS = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token", "makespan": "makespan"}
+BINDING_SHARE = 0.8  # use of a limit from which it binds at a given rate
+AT = capacity_search.CURVE_FRACTIONS.index(1.0)  # the operating point's place in a load curve
 EXACT_LENGTHS = 8
 """Runs of a ranked configuration are this many times longer than a scouting run."""
 
@@ -49,6 +54,30 @@ class Evaluation:
         if self.question.objective.name == "energy" and choice.at is not None:
             value = choice.objective.value  # known at the requested bound only
         return _with_effort(choice, found.effort, objective=Estimate(value))
+
+    def with_model_error(self, point: Point, effort: Effort, rate_rps: Estimate = UNKNOWN) -> Point:
+        """Return a point with model intervals from short runs; costs follow from a capacity ``rate_rps``."""
+        limits, level = self.question.slo_limits, self.question.level
+        tried = comparable_deployments(self.deployment, self.question.model_draws)
+        if len(tried) == 1:
+            return point
+        top = replace(ceiling(self.deployment, self.load.sample(), limits.limits), rate_rps=point.rate_rps)
+        length, measure = capacity_search.run_length(top, limits), capacity_search.point_at
+        runs = [measure(point.rate_rps, one, self.load, limits, length, range(1), level, effort) for one in tried]
+        return self.drawn(point, runs, rate_rps)
+
+    def drawn(self, point: Point, runs: Sequence[Point], rate_rps: Estimate = UNKNOWN) -> Point:
+        """Return a point with model intervals from runs, the first without error; keep the objective's draws."""
+        values = dict[str, Estimate]()
+        for name, estimate in point.values.items():
+            drawn = values[name] = drawn_estimate(estimate, [run.value(name) for run in runs])
+            low, high = drawn.model_low, drawn.model_high
+            if name.startswith("usd_per_") and rate_rps.has_model_interval:
+                per_rate = estimate.value * rate_rps.value
+                low, high = per_rate / rate_rps.model_high, per_rate / max(rate_rps.model_low, 1e-300)
+            if name != OBJECTIVE_METRICS.get(self.question.objective.name):
+                values[name] = Estimate(estimate.value, estimate.half_width, low, high)
+        return replace(point, values=values)
 
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
         metric, reason = next(iter(impossible.items()))
@@ -121,6 +150,9 @@ class AtCapacity(Evaluation):
             rough = Estimate(rate.value * 3600 / choice.price_per_hour_usd)
             bottleneck = Bottleneck(found.binds)
             return _with_effort(choice, found.effort, objective=rough, capacity_rps=rate, bottleneck=bottleneck)
+        found = capacity_search.with_model_error(
+            found, self.deployment, self.load, question.slo_limits, question.model_draws
+        )
         seeds = range(min(CURVE_SEEDS, question.seeds, self.load.seeds or CURVE_SEEDS))
 
         def measure(rate_rps: float, share: float = 1.0) -> Point:
@@ -130,8 +162,10 @@ class AtCapacity(Evaluation):
         for _ in range(OPERATING_STEPS):
             if not at.satisfied:  # near the crossing, chance decides; the operating point must hold
                 at = measure(at.rate_rps * OPERATING_STEP)
-        points = capacity_search.curve(at, measure)
-        return replace(self._measured(choice, found, at, Status.RANKED), points=points)
+        rates = {at.rate_rps: found.rate_rps}
+        curve = capacity_search.curve(at, measure)
+        points = tuple(self.with_model_error(one, found.effort, rates.get(one.rate_rps, UNKNOWN)) for one in curve)
+        return replace(self._measured(choice, found, points[AT], Status.RANKED), points=points)
 
     def _measure(self, rate_rps: float, found: Capacity, requests: int, seeds: range) -> Point:
         slo_limits, level = self.question.slo_limits, self.question.level
@@ -140,8 +174,7 @@ class AtCapacity(Evaluation):
         )
 
     def _measured(self, choice: Choice, found: Capacity, at: Point, status: Status) -> Choice:
-        rate, per_rate = found.rate_rps, 3600 / choice.price_per_hour_usd
-        objective = Estimate(rate.value * per_rate, rate.half_width * per_rate)
+        objective = found.rate_rps.scaled(3600 / choice.price_per_hour_usd)
         if self.question.objective.name == "energy":
             objective = at.values["energy_j_per_output_token"]
         return _with_effort(
@@ -149,7 +182,7 @@ class AtCapacity(Evaluation):
             found.effort,
             status=status,
             objective=objective if status is Status.RANKED else Estimate(objective.value),
-            capacity_rps=rate,
+            capacity_rps=found.rate_rps,
             bounds=replace(choice.bounds, rate_rps=found.ceiling.rate_rps),
             at=at,
             points=(at,),
@@ -199,24 +232,35 @@ class AtRate(Evaluation):
         seeds = self.load.seeds_up_to(self.question.seeds)
         if self._finds_replicas(choice):
             guess = max(choice.gpus // deployment.parallel.gpus, 1)
-            replicas, is_certain = self._fewest_replicas(guess, seeds, effort)
+            replicas, is_certain = self.fewest_replicas(guess, seeds, effort)
             deployment = self._resized(replicas)
             if deployment.parallel.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, effort)
         ranked = self._measured(choice, deployment, effort, seeds, EXACT_LENGTHS, Status.RANKED)
         if ranked.status is Status.RANKED and self.question.objective.name in AT_RATE:
             half = 0.0 if is_certain else self._size(deployment) / deployment.parallel.replicas
-            ranked = replace(ranked, objective=Estimate(ranked.objective.value, half))
+            size, spent = Estimate(ranked.objective.value, half), Effort()
+            tried = comparable_deployments(self.deployment, self.question.model_draws)
+            if self._finds_replicas(choice) and len(tried) > 1:
+                known = deployment.parallel.replicas
+                needed = [replace(self, deployment=x).fewest_replicas(known, range(1), spent, 1)[0] for x in tried]
+                sizes = [self._size(self._resized(max(1, known + count - needed[0]))) for count in needed]
+                size = drawn_estimate(size, sizes)
+            # From here on, names tell how many replicas were found.
+            found = {REPLICAS: deployment.parallel.replicas} if self._finds_replicas(choice) else {}
+            ranked = _with_effort(ranked, spent, objective=size, settings=choice.settings | found)
         return ranked
 
-    def _fewest_replicas(self, guess: int, seeds: range, effort: Effort) -> tuple[int, bool]:
+    def fewest_replicas(
+        self, guess: int, seeds: range, effort: Effort, lengths: int = EXACT_LENGTHS
+    ) -> tuple[int, bool]:
         """Return the fewest replicas that sustain the rate, and whether this is significant over the seeds."""
         replicas, low, high, step = guess, 0, 0, 1
         usage_of: dict[int, tuple[float, float]] = {}
         most = max(1, self.question.max_gpus // self.deployment.parallel.gpus)
         last = min(most, MAX_REPLICAS_FACTOR * (guess + 1))
         while not high or high - low > 1:
-            requests = self._requests(self._resized(replicas), EXACT_LENGTHS)
+            requests = self._requests(self._resized(replicas), lengths)
             trials = Trials(self._resized(replicas), self.load, self.question.slo_limits, requests, seeds, effort)
             usage = trials.usage(self._rate_rps)
             usage_of[replicas] = usage, trials.half_width(self._rate_rps, self.question.level)
@@ -243,33 +287,39 @@ class AtRate(Evaluation):
                 rate_rps, deployment, self.load, question.slo_limits, count, used, question.level, effort
             )
 
-        at = measure(self._rate_rps, max_seeds=len(seeds))
+        at, is_ranked = measure(self._rate_rps, max_seeds=len(seeds)), status is Status.RANKED
         gpus, usd = deployment.parallel.gpus, deployment.price_per_hour_usd
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
-        if not at.satisfied and (status is Status.RANKED or not self._finds_replicas(choice)):
-            return _broken(measured, self._tightest(at), effort, "at the rate")
-        metrics = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token"}
-        metric = metrics.get(question.objective.name)
+        if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
+            return _broken(measured, self._tightest(at, 0.0), effort, "at the rate")
+        metric = OBJECTIVE_METRICS.get(question.objective.name)
+        points: tuple[Point, ...] = (at,)
+        if is_ranked:
+            sized = replace(self, deployment=deployment)
+            points = tuple(sized.with_model_error(one, effort) for one in capacity_search.curve(at, measure))
+            at = points[AT]
         objective = at.values[metric] if metric else Estimate(self._size(deployment), 0.0)
-        is_ranked = status is Status.RANKED
         return _with_effort(
             # The curve's runs count as effort: it is measured before the effort is read.
-            replace(measured, points=capacity_search.curve(at, measure) if is_ranked else (at,)),
+            replace(measured, at=at, points=points),
             effort,
             status=status,
             objective=objective if is_ranked else Estimate(objective.value),
             bottleneck=Bottleneck(self._tightest(at)),
         )
 
-    def _tightest(self, at: Point) -> str:
-        """Return the metric of the limit that is nearest to its bound at a point."""
+    def _tightest(self, at: Point, share: float = BINDING_SHARE) -> str:
+        """Return the metric of the limit that is nearest to its bound, "" if it is used less than ``share``."""
 
         def used(limit: Limit) -> float:
             value = at.value(limit.metric)
             return limit.bound / max(value, 1e-12) if limit.at_least else value / limit.bound
 
         limits = self.question.slo_limits.limits
-        return max(limits, key=used).metric if limits else "throughput"
+        tightest = max(limits, key=used, default=None)
+        if tightest is None:
+            return "throughput"
+        return tightest.metric if not used(tightest) < share else ""
 
     def _size(self, deployment: Deployment) -> float:
         """Return the objective of a number of replicas: GPUs or dollars per hour."""
@@ -323,17 +373,15 @@ class Makespan(Evaluation):
         return self._measured(choice, self.load.seeds_up_to(self.question.seeds), Status.RANKED)
 
     def _measured(self, choice: Choice, seeds: range, status: Status) -> Choice:
-        question, windows = self.question, []
-        for seed in seeds:
-            batch = self.load.batch(seed, question.requests)
-            records = engine.simulate(batch, self.deployment, seed=seed, keep_steps=0)
-            windows.append(Window(self.deployment, records, None, -1.0, records.end_s))
-        makespan = mean_point([{"makespan": window.end_s} for window in windows], question.level)["makespan"]
-        requests = len(windows[0].records.requests.arrival_s)
-        at = capacity_search.point_of(requests / makespan.value, windows, SloLimits(()), question.level)
+        question, effort = self.question, Effort()
+        at = self._run(self.deployment, seeds, effort)
+        if status is Status.RANKED:
+            tried = comparable_deployments(self.deployment, question.model_draws)
+            at = self.drawn(at, [self._run(one, range(1), effort) for one in tried]) if len(tried) > 1 else at
+        makespan = at.values.pop("makespan")
         measured = _with_effort(
             choice,
-            Effort(len(windows), len(windows) * requests),
+            effort,
             status=status,
             objective=makespan if status is Status.RANKED else Estimate(makespan.value),
             at=at,
@@ -348,6 +396,19 @@ class Makespan(Evaluation):
                 exclusion = Exclusion(f"{limit.metric} is {value:.3g}", f"breaks {limit.metric}")
                 return rejected(measured, exclusion)
         return measured
+
+    def _run(self, deployment: Deployment, seeds: range, effort: Effort) -> Point:
+        """Return the metrics of the batch, the makespan among them, and add the runs to ``effort``."""
+        windows = []
+        for seed in seeds:
+            batch = self.load.batch(seed, self.question.requests)
+            records = engine.simulate(batch, deployment, seed=seed, keep_steps=0)
+            windows.append(Window(deployment, records, None, -1.0, records.end_s))
+            effort.simulations, effort.requests = effort.simulations + 1, effort.requests + len(batch)
+        makespan = mean_point([{"makespan": window.end_s} for window in windows], self.question.level)
+        rate_rps = len(windows[0].records.requests.arrival_s) / makespan["makespan"].value
+        at = capacity_search.point_of(rate_rps, windows, SloLimits(()), self.question.level)
+        return replace(at, values=at.values | makespan)
 
 
 _EVALUATIONS: dict[str, type[AtCapacity | AtRate | Makespan]] = {

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import DrawnEstimate, Estimate
 from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Point, Status
 
 FILE = "evaluations.sqlite"
@@ -212,7 +212,7 @@ def to_dict(choice: Choice) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> Choice:
     """Return the choice of ``to_dict``."""
-    estimates = {name: Estimate(**values[name]) for name in ("objective", "capacity_rps")}
+    estimates = {name: _estimate(values[name]) for name in ("objective", "capacity_rps")}
     at = None if values["at"] is None else _point(values["at"])
     points = tuple(map(_point, values["points"]))
     kinds = {"exclusion": Exclusion, "bounds": Bounds, "bottleneck": Bottleneck}
@@ -220,6 +220,11 @@ def from_dict(values: dict[str, Any]) -> Choice:
     return Choice(**values | estimates | groups | {"status": Status(values["status"]), "at": at, "points": points})
 
 
+def _estimate(values: dict[str, Any]) -> Estimate:
+    is_drawn = "draws" in values
+    return DrawnEstimate(**values | {"draws": tuple(values["draws"])}) if is_drawn else Estimate(**values)
+
+
 def _point(values: dict[str, Any]) -> Point:
-    estimates = {name: Estimate(**estimate) for name, estimate in values["values"].items()}
+    estimates = {name: _estimate(estimate) for name, estimate in values["values"].items()}
     return Point(values["rate_rps"], estimates, values["satisfied"])

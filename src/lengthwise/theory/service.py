@@ -197,12 +197,6 @@ class SampledTimes:
             raise InputError(f"sampled service times must be finite and above 0, at least one; got {shown}")
         object.__setattr__(self, "values_s", values)
 
-    @classmethod
-    def from_quantiles(cls, levels: npt.ArrayLike, values_s: npt.ArrayLike, count: int = 2000) -> SampledTimes:
-        """Return ``count`` cells of a distribution that is linear between its quantiles."""
-        at = (np.arange(count) + 0.5) / count
-        return cls(np.interp(at, np.asarray(levels, float), np.asarray(values_s, float)))
-
     @property
     def mean_s(self) -> float:
         """Return the mean of the sample."""

@@ -73,7 +73,12 @@ def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     slo_limits, served, load = search.SloLimits(limits, slo_of(expanded)), deployment(expanded), search_load(expanded)
     engine.warm_up()  # otherwise every thread would compile it
     found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
+    draws = model_error.DRAWS if expanded.run.model_draws is None else expanded.run.model_draws
+    found = search.with_model_error(found, served, load, slo_limits, draws, pool.map)
     at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)
+    if at is not None:
+        question = search.Question(search.objective("requests_per_dollar"), slo_limits, model_draws=draws)
+        at = search.AtCapacity(served, load, question).with_model_error(at, found.effort, found.rate_rps)
     out_of_range: tuple[Extrapolation, ...] = ()
     if at is not None and served.cost.evidence.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)
@@ -88,7 +93,8 @@ def capacities_json(found: Sequence[VariantCapacity]) -> str:
 
 def _capacity_fields(sustained: VariantCapacity) -> dict[str, Any]:
     def numbers(estimate: Estimate) -> Any:
-        return {"value": estimate.value, "half_width": estimate.half_width}
+        names = ("value", "half_width", "model_low", "model_high")
+        return {name: getattr(estimate, name) for name in names}
 
     capacity, at = sustained.capacity, sustained.at
     return {

@@ -131,6 +131,16 @@ def workload_by_seed(scenario: Scenario) -> Callable[[int], Workload]:
     return lru_cache(maxsize=2)(lambda seed: prediction(replayed, seed))
 
 
+def own_rate(scenario: Scenario) -> float | None:
+    """Return the mean rate of a scenario's requests, a replayed trace's own; None if they have none."""
+    section = scenario.workload
+    trace = source_of(section, scenario.folder).replayed if section.is_replay else None
+    if trace is None or not len(trace):
+        return section.request_rate
+    span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
+    return (len(trace) - 1) / span_s if span_s > 0 else None
+
+
 def search_load(scenario: Scenario) -> Load:
     """Return the load of a scenario for a search of rates; the scenario's own rate does not matter."""
     section, first_seed = scenario.workload, scenario.run.seed

@@ -259,6 +259,10 @@ def _with_uncertainty(plan: SchedulePlan, requested: Question, scenario: Scenari
     notes += reach_notes(plan.chosen, requested.task, bound.level, setting.tables, setting.cluster.gpus)
     warnings = map(model_error.fit_warning, setting.tables.values())
     notes += [*dict.fromkeys(warning for warning in warnings if warning), *catalog.approximations(setting.model)]
+    rate_rps, served_rps = scenario.workload.request_rate or 0.0, plan.chosen.throughput_rps
+    if served_rps < rate_rps < math.inf:
+        needed = f"{math.ceil(rate_rps / served_rps)} replicas of it are needed, or the queue grows."
+        notes.insert(0, f"The workload sends {rate_rps:g} requests/s, the schedule serves {served_rps:.3g}: {needed}")
     front = schedule.banded(estimator, plan.front, requested.perturbed, level)
     return replace(plan, uncertainty=Uncertainty(tuple(spreads), tuple(notes)), front=front)
 

@@ -25,7 +25,7 @@ from lengthwise.schema.plan import Choice, Plan, Status, Study
 from lengthwise.search import Bench, Options, Question, Run, Space, Store
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
-from lengthwise.usecases.requests import DEFAULT_REQUESTS, search_load
+from lengthwise.usecases.requests import DEFAULT_REQUESTS, own_rate, search_load
 from lengthwise.usecases.simulate import slo_of
 from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
 
@@ -108,14 +108,18 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
         raise InputError(
             'deployment.replicas = "auto" is for the objectives cost_at_rate and fewest_gpus; give numbers or "fill"'
         )
+    rate_rps = section.rate
+    if rate_rps is None and objective.name in ("cost_at_rate", "fewest_gpus", "goodput"):
+        rate_rps = own_rate(scenario)
     return Question(
         objective=objective,
         slo_limits=search.SloLimits(limits, slo_of(scenario)),
-        rate_rps=section.rate,
+        rate_rps=rate_rps,
         max_gpus=section.max_gpus or search.UNLIMITED_GPUS,
         requests=scenario.workload.num_requests or DEFAULT_REQUESTS,
         precision=section.precision,
         seeds=section.seeds,
+        model_draws=model_error.DRAWS if scenario.run.model_draws is None else scenario.run.model_draws,
     )
 
 
@@ -163,7 +167,9 @@ def plan(
         found = search.search(one.name, candidates, space.values(), run, options, _metadata(one, space))
         top = {choice.key for choice in [c for c in found.choices if c.status is Status.RANKED][: section.top]}
         choices = [_with_cause(c, one) if c.key in top else c for c in found.choices]
-        plans.append(replace(found, choices=tuple(choices)))
+        deployed = (one.bench.build(choice.settings) for choice in found.choices if choice.status is Status.RANKED)
+        notes = dict.fromkeys(note for each in deployed for note in model_error.deployment_notes(each))
+        plans.append(replace(found, choices=tuple(choices), notes=tuple(notes)))
     return search.study(scenario.name, plans, runs)
 
 
@@ -241,7 +247,6 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         queued_for_s=report.mean_queued_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
-    beyond += [f" {note}" for note in model_error.deployment_notes(deployed)]
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
 

@@ -12,5 +12,4 @@ from .space import Served as Served
 from .space import Space as Space
 from .space import SwitchRates as SwitchRates
 from .space import SwitchTimes as SwitchTimes
-from .space import read_switch_times as read_switch_times
 from .space import write_switch_times as write_switch_times

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,31 +69,6 @@ class SwitchTimes:
     def can_wake(self, name: str, plan: ModelPlan) -> bool:
         """Return whether a replica of the plan sleeps when it is not needed."""
         return self.wakes or (name, plan.gpu, plan.tp, plan.pp, "wake") in self.measured
-
-
-def read_switch_times(path: Path | str) -> SwitchTimes:
-    """Return the table of a file from ``write_switch_times``; raise InputError that names an invalid row."""
-    try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the switch times {path}: {error}") from error
-    measured = {}
-    for n, row in enumerate(content.get("replica", []), 1):
-        if missing := [key for key in ("model", "gpu", "how", "seconds") if key not in row]:
-            raise InputError(
-                f"{path}: replica {n} must have model, gpu, how and seconds; it lacks {', '.join(missing)}"
-            )
-        how, seconds, tp, pp = str(row["how"]), row["seconds"], row.get("tp", 1), row.get("pp", 1)
-        if how not in HOWS:
-            raise UnknownNameError("way to switch a replica", how, HOWS)
-        if not isinstance(tp, int) or not isinstance(pp, int) or min(tp, pp) < 1:
-            raise InputError(
-                f"{path}: replica {n}: tp and pp must be whole numbers of at least 1; they are {tp} and {pp}"
-            )
-        if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-            raise InputError(f"{path}: replica {n}: seconds must be a number of at least 0; it is {seconds!r}")
-        measured[str(row["model"]), str(row["gpu"]), tp, pp, how] = float(seconds)
-    return SwitchTimes(measured)
 
 
 def write_switch_times(path: Path | str, times: SwitchTimes) -> None:

@@ -54,6 +54,7 @@
     const factor = study.metric(metric).factor, seen = {}, colour = (name) => (seen[name] ??= theme.colour(name));
     const trades = study.plan.frontiers[metric] ?? [];
     const ordered = [...trades].filter((t) => known(t[0])).sort((a, b) => a[0] - b[0]);
+    const end = (t, k, sign) => (known(t[k]) ? Math.max(0, sign * (t[k] - t[0])) * factor : 0);
     const group = (k, size, line) => ({
       type: "scatter", mode: "markers", uid: UIDS[k], x: marks[k].map((m) => m.x), y: marks[k].map((m) => m.y), text: marks[k].map(hover),
       hovertemplate: "%{text}<extra></extra>", marker: { size, color: marks[k].map((mark) => colour(shade(mark))), symbol: marks[k].map(symbol), opacity: 0.9, line },
@@ -61,7 +62,8 @@
     const one = single() ? marks.flat().filter((m) => m.i === +element("one").value).sort((a, b) => a.point[0] - b.point[0]) : [];
     return [
       { type: "scatter", mode: "lines", x: ordered.map((t) => t[0] * factor), y: ordered.map((t) => t[1]), hoverinfo: "skip",
-        line: { color: theme.colour("--ink"), width: 1.4, shape: "hv" }, opacity: 0.55 },
+        line: { color: theme.colour("--ink"), width: 1.4, shape: "hv" }, opacity: 0.55,
+        error_x: { type: "data", symmetric: false, array: ordered.map((t) => end(t, 5, 1)), arrayminus: ordered.map((t) => end(t, 4, -1)), thickness: 1, width: 3 } },
       { type: "scatter", mode: "lines", x: one.map((m) => m.x), y: one.map((m) => m.y), hoverinfo: "skip", line: { color: theme.colour("--series-0"), width: 2 } },
       group(0, 6, { width: 0 }),
       group(1, 12, { width: 1.5, color: theme.colour("--card") }),

@@ -1,0 +1,51 @@
+"""The short form of every benchmark that needs neither a GPU, an engine nor the network runs to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHARED = Path(os.environ.get("LENGTHWISE_SHARED", ROOT.parent / "shared"))
+FIDELITY = SHARED / "data" / "traces"
+
+
+@pytest.mark.slow  # four minutes of CPU time together
+@pytest.mark.parametrize(
+    "words",
+    [
+        "apps --only exact",
+        "cost",
+        "drift --only cost",
+        "exegpt --only bounds",
+        "gateway --only rerank",
+        "lengths --only multibin.theory",
+        "search",
+        "simulate",
+        "start",
+    ],
+)
+def test_the_short_form_of_a_benchmark_runs(words: str, tmp_path: Path) -> None:
+    name, *options = words.split()
+    environment = os.environ | {"LENGTHWISE_SHARED": str(tmp_path)}  # without recorded data, whose sections are skipped
+    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--quick", "--json", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows
+    assert all(row["name"] and "skipped" not in (row.get("details") or {}) for row in rows)
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_recorded_data_runs_or_says_what_it_lacks(tmp_path: Path) -> None:
+    if not FIDELITY.is_dir():
+        pytest.skip(f"no recorded data in {SHARED}")
+    command = [sys.executable, ROOT / "benchmarks" / "drift.py", "--quick", "--only", "recorded", "--shared", SHARED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [json.loads(line) for line in done.stdout.splitlines()]
