@@ -8,80 +8,11 @@ summary = summarize(simulate(workload, deployment), deployment)
 print(summary.ttft_s.p99)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from lengthwise.engine.deployment_builder import deploy
-    from lengthwise.engine.simulation import simulate
-    from lengthwise.metrics import Slo, Summary, frame
-    from lengthwise.metrics.pooling import combine
-    from lengthwise.metrics.summary import summarize
-    from lengthwise.report import Result, write_html
-    from lengthwise.report.summary_table import table
-    from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
-    from lengthwise.schema.errors import InputError, LengthwiseError
-    from lengthwise.schema.records import Records, Status
-    from lengthwise.schema.workload import Workload
-    from lengthwise.workload import ClosedLoop, Gamma, Poisson, describe, generate, preset, read, write
+import lazy_loader
 
-_HOMES = {
-    "ClosedLoop": "workload",
-    "Deployment": "schema.deployment",
-    "EngineLimits": "schema.deployment",
-    "Gamma": "workload",
-    "InputError": "schema.errors",
-    "LengthwiseError": "schema.errors",
-    "Poisson": "workload",
-    "Records": "schema.records",
-    "Result": "report",
-    "Scheduler": "schema.deployment",
-    "Slo": "metrics",
-    "Status": "schema.records",
-    "Summary": "metrics",
-    "Workload": "schema.workload",
-    "combine": "metrics",
-    "deploy": "engine",
-    "describe": "workload",
-    "frame": "metrics",
-    "generate": "workload",
-    "preset": "workload",
-    "read": "workload",
-    "simulate": "engine",
-    "summarize": "metrics",
-    "table": "report",
-    "write": "workload",
-    "write_html": "report",
-}
-
-__all__ = [
-    "ClosedLoop",
-    "Deployment",
-    "EngineLimits",
-    "Gamma",
-    "InputError",
-    "LengthwiseError",
-    "Poisson",
-    "Records",
-    "Result",
-    "Scheduler",
-    "Slo",
-    "Status",
-    "Summary",
-    "Workload",
-    "combine",
-    "deploy",
-    "describe",
-    "frame",
-    "generate",
-    "preset",
-    "read",
-    "simulate",
-    "summarize",
-    "table",
-    "write",
-    "write_html",
-]
+_getattr, _dir, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
@@ -90,9 +21,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("lengthwise")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'lengthwise' has no attribute {name!r}")
-    return getattr(import_module(f"lengthwise.{_HOMES[name]}"), name)
+    return _getattr(name)
 
 
 def __dir__() -> list[str]:

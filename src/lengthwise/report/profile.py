@@ -18,22 +18,10 @@ from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 
 AXES = {  # labels of an operator's axes, in the order of the text
-    "tokens": "tokens",
-    "seqs": "sequences",
-    "chunk": "chunk",
-    "context": "context",
-    "kv_tokens": "KV tokens",
-    "n": "n",
-    "k": "k",
-    "heads": "heads",
-    "kv_heads": "KV heads",
-    "head_dim": "head width",
-    "window": "window",
-    "experts": "experts",
-    "topk": "topk",
-    "gpus": "gpus",
-    "bytes": "bytes",
-}
+    "tokens": "tokens", "seqs": "sequences", "chunk": "chunk", "context": "context", "kv_tokens": "KV tokens",
+    "n": "n", "k": "k", "heads": "heads", "kv_heads": "KV heads", "head_dim": "head width", "window": "window",
+    "experts": "experts", "topk": "topk", "gpus": "gpus", "bytes": "bytes",
+}  # fmt: skip
 PANELS: dict[str, tuple[str, ...]] = {  # operators over tokens that share a figure
     "Matrix products": (
         "qkv projection", "output projection", "mlp up", "mlp down", "lm head", "latent projection",

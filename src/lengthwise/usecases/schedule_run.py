@@ -328,17 +328,10 @@ def schedule_run_json(done: ScheduleRun) -> str:
         for at_s, one in done.news
     ]
     fields = {
-        "answer": decision(done),
-        "schedule": planned.row,
-        "phases": planned.phases,
-        "bound_tokens": planned.bound.tokens,
-        "share": planned.share,
-        "source": planned.source,
-        "outcome": done.outcome,
-        "warnings": warnings(done),
-        "followed": done.followed,
-        "news": news,
-    }
+        "answer": decision(done), "schedule": planned.row, "phases": planned.phases,
+        "bound_tokens": planned.bound.tokens, "share": planned.share, "source": planned.source,
+        "outcome": done.outcome, "warnings": warnings(done), "followed": done.followed, "news": news,
+    }  # fmt: skip
     return json_text("schedule_run", fields)
 
 

@@ -424,17 +424,8 @@ class RequestParser:
         deadline_s = now_s + float(timeout if _SECONDS.match(timeout) else "inf")
         priority = caller.key.priority if caller.key else 0
         return ClientRequest(
-            api=api,
-            body=body,
-            model=content.model,
-            stream=bool(content.stream),
-            text=text,
-            prompt_tokens=tokens,
-            prefix=prefix,
-            max_tokens=max_tokens,
-            n=n,
-            arrival_s=now_s,
-            headers=forwarded,
+            api=api, body=body, model=content.model, stream=bool(content.stream), text=text, prompt_tokens=tokens,
+            prefix=prefix, max_tokens=max_tokens, n=n, arrival_s=now_s, headers=forwarded,
             client=Client(caller.tenant, priority, session, address, deadline_s),
             memory_bytes=_memory_bytes(body, text),
-        )
+        )  # fmt: skip
