@@ -104,8 +104,8 @@ def _bars(plan: Plan) -> list[dict[str, Any]]:
     bars = []
     for i, choice in first:
         o, leads = choice.objective, i < max(plan.tied, 1)
-        ends = [("model-span", o.model_low, min(o.model_high, largest))] if o.has_model_interval else []
-        ends += [("whisker", o.low, o.high)] if o.half_width > 0 else []
+        spans = [("model-span", o.model_low, min(o.model_high, largest))] if o.has_model_interval else []
+        spans += [("whisker", o.low, o.high)] if o.half_width > 0 else []
         bars.append(
             {
                 "rank": text.rank_text(plan, i),
@@ -113,7 +113,7 @@ def _bars(plan: Plan) -> list[dict[str, Any]]:
                 "value": text.value_texts(o)[0],
                 "width": share(o.value),
                 "colour": "var(--good)" if leads else "var(--faint)",
-                "spans": [(css, share(low), share(high) - share(low)) for css, low, high in ends],
+                "spans": [(css, share(low), share(high) - share(low)) for css, low, high in spans],
                 "leads": leads,
             }
         )
