@@ -22,7 +22,7 @@ FIDELITY = SHARED / "data" / "traces"
         "apps --only exact",
         "cost",
         "drift --only cost",
-        "exegpt --only bounds",
+        "exegpt --only choices",
         "gateway --only rerank",
         "lengths --only multibin.theory",
         "search",
