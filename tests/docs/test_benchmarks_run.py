@@ -19,7 +19,7 @@ FIDELITY = SHARED / "data" / "traces"
 @pytest.mark.parametrize(
     "words",
     [
-        "apps --only exact",
+        "apps --only greedy",
         "cost",
         "drift --only cost",
         "exegpt --only choices",
