@@ -19,10 +19,10 @@ FIDELITY = SHARED / "data" / "traces"
 @pytest.mark.parametrize(
     "words",
     [
-        "apps --only exact",
+        "apps --only greedy",
         "cost",
         "drift --only cost",
-        "exegpt --only bounds",
+        "exegpt --only choices",
         "gateway --only rerank",
         "lengths --only multibin.theory",
         "search",

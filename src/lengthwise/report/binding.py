@@ -212,9 +212,7 @@ def _queue(summary: Summary, queued_for_s: float, *, can_keep_up: bool) -> str:
         return ""
     if can_keep_up and not requeued and not queued_for_s > LONG_WAIT_SHARE * jct_s:
         if (slow_s := summary.queueing_delay_s.mean.model_high) > LONG_WAIT_SHARE * jct_s:
-            uncertainty = (
-                f"but up to {seconds(slow_s)} within the cost model's error: it may not keep up with the load."
-            )
-            return f" Requests wait {seconds(wait_s)} on average, {uncertainty}"
+            slowest = f"but up to {seconds(slow_s)} within the cost model's error: it may not keep up with the load."
+            return f" Requests wait {seconds(wait_s)} on average, {slowest}"
         return f" It keeps up with the load: requests wait {seconds(wait_s)} on average."
     return f" Requests wait {seconds(wait_s)} on average before they are scheduled."
