@@ -83,15 +83,15 @@ def test_behind_an_event_that_is_no_json_the_answer_goes_on_elsewhere(faults, st
     run(work)
 
 
-def test_in_a_stream_that_nobody_can_go_on_with_it_passes_untouched():
+def test_a_stream_that_nobody_can_go_on_with_ends_with_an_error_before_it():
     async def work() -> None:
         async with met([Fault("malformed", 5)]) as (asked, ledger):
             told, whole = await asked(presence_penalty=0.5), await asked(presence_penalty=0.5)
-        broken = b'data: {"choices": [{"text\n\n'
-        assert broken in told.raw
-        told.raw = told.raw.replace(broken, b"")
-        assert (told.complete, told.text) == (True, whole.text)
-        assert ledger.cause == []
+        *output, error, rest = told.raw.split(b"\n\n")
+        assert whole.complete
+        assert (len(output) > 0, rest) == (True, b"")
+        assert json.loads(error[6:])["error"]["code"] == "engine_failed"
+        assert ledger.outcomes == {Outcome.FAILED: 1, Outcome.FINISHED: 1}
 
     run(work)
 
