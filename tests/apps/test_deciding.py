@@ -48,7 +48,7 @@ def test_a_list_of_an_output_is_as_long_as_it_turns_out():
 
 
 def test_a_list_that_is_too_long_is_the_tasks_fault():
-    with pytest.raises(InputError, match=r"call 'step', row 0: .*may have 4 elements \(most\); it has 9"):
+    with pytest.raises(InputError, match=r"call 'step', row 0: .*may have 4 elements; it has 9. Raise max_items"):
         played(split(), [{"topic": "t"}], lambda *_: "\n".join("123456789"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -113,7 +114,7 @@ def test_a_value_that_cannot_be_parsed_is_the_clients_error(value, caplog):
             assert not engine.seen
 
     run(work)
-    assert not caplog.records
+    assert not [one for one in caplog.records if one.levelno > logging.INFO]
 
 
 def test_the_admin_port_tells_the_metrics_and_the_clients_port_does_not():

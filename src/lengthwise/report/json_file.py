@@ -115,14 +115,19 @@ def _policy_name(policy: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return dataclasses, arrays and mappings as values for JSON; None for numbers that are not finite."""
+    """Return dataclasses, arrays and mappings as values for JSON; None for infinite and unknown numbers.
+
+    Unknown ends of the cost model's intervals are left out, infinite ones are None.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, Mapping):
         model = ("model_low", "model_high", "model_level")
-        return {key: plain(item) for key, item in value.items() if key not in model or math.isfinite(item)}
+        return {
+            key: plain(item) for key, item in value.items() if key not in model or item is None or not math.isnan(item)
+        }
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, float):
