@@ -2,7 +2,7 @@
 
 The rules are those of the scheduler ``vllm_v1`` (or the same by priority): one token budget a step, decodes first,
 prompts in chunks, KV blocks on demand, preemption by recompute. ``simulate`` serves a complete workload at once; this
-batch serves requests whose arrivals and lengths nobody knows beforehand. Tests compare the two request by request.
+batch serves requests whose arrivals and lengths are unknown beforehand. Tests compare the two request by request.
 """
 
 from __future__ import annotations

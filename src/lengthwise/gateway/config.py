@@ -151,7 +151,7 @@ class Order:
     rank: str | None = None  # a rank policy; None: the mode's (srtf, isrtf, windowed: "srtf"; others "fcfs")
     preemption: str = "worth(factor=100)"  # preemption policy: when a waiting request preempts a running one
     window_tokens: int = 50  # generated tokens between two predictions and comparisons (ELIS: 50)
-    max_wait_s: float = 60.0  # a request that waited so long (with fairness, of the same tenant) goes first
+    max_wait_s: float = 60.0  # a request that waited so long precedes all others (with fairness, of its tenant)
     max_preemptions: int = 3  # most preemptions of a request
     preemptions_per_s: float = 10.0  # most preemptions of all requests a second
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
@@ -213,9 +213,8 @@ class PredictionConfig:
     predictor: str = "default"  # "default" (the shipped one), a file, or "none": all lengths alike
     statistic: str = "mean"  # one of STATISTICS of the predicted distribution, which orders
     deadline_s: float = 0.010  # after this time a request goes on with the prior
-    inline_below_s: float = (
-        0.0002  # a predictor faster than this per prompt runs in the event loop, others in a process
-    )
+    # a predictor faster than this per prompt runs in the event loop, others in a process
+    inline_below_s: float = 0.0002
     learn: bool = True  # whether predictions are corrected by finished lengths (scale by model, conformal)
     learn_every: int = 64  # finished requests between two corrections
 

@@ -47,7 +47,7 @@ def notices(config: GatewayConfig) -> list[str]:
         )
     if len({key.tenant for key in config.keys}) > 1 and order.fairness == "none" and not math.isinf(order.max_wait_s):
         found.append(
-            f"requests that have waited {order.max_wait_s:g} s go first across tenants and priority classes, so that a "
+            f"requests that have waited {order.max_wait_s:g} s precede all others, of any tenant and class, so that a "
             'tenant with a long queue delays all others. Set order.fairness = "vtc"'
         )
     if order.mode == "rra" and not math.isinf(order.max_wait_s):

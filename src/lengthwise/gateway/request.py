@@ -77,7 +77,7 @@ class PrefixHasher:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sends a request, as far as its place in the queue, its worker and its retries depend on it."""
+    """The sender of a request: what its place in the queue, its worker and its retries depend on."""
 
     tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
     priority: int = 0  # class of the key; smaller is earlier
