@@ -32,10 +32,10 @@ test: setup ## all tests but the slow ones and those of real engines, compiled
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
 
 test-slow: setup ## those that take seconds: complete runs, crashes, large sizes, examples of the docs, index checks
-	$(BIN)/pytest -n $(WORKERS) --dist load -o faulthandler_timeout=900 -m "slow and not engine and not torch" $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=900 -m "slow and not engine and not torch" $(ARGS)
 
 test-nojit: setup ## laws, oracles and policies without the compiler
-	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest -n 2 --dist load tests/laws tests/policy tests/golden $(ARGS)
+	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
 
 engine: ## make .engines/vllm, a real vLLM for CPUs (a few minutes, 2.5 GB)
 	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm

@@ -274,7 +274,7 @@ async def _through_gateway(
     from lengthwise.gateway.serve import Gateway
 
     config = GatewayConfig(
-        engines=(Engine(url, in_flight=SETTING.seqs, generation_defaults="none"),),
+        engines=(Engine(url, concurrency=SETTING.seqs, generation_defaults="none"),),
         order=Order("rra", max_wait_s=math.inf),
         dispatch=Dispatch(phases=Phases(one.controls.prefill_batch, one.controls.decode_steps)),
         prediction=PredictionConfig(predictor="none"),

@@ -253,7 +253,7 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
     with tempfile.TemporaryDirectory() as folder:
         journal = str(Path(folder) / "journal.jsonl")
         config = GatewayConfig(
-            engines=tuple(Engine(url, in_flight=batch, generation_defaults="none") for url in urls),
+            engines=tuple(Engine(url, concurrency=batch, generation_defaults="none") for url in urls),
             order=POLICIES[name],
             prediction=PredictionConfig(learn=False),
             listen=Listen(port=0, admin_port=None, journal=journal),

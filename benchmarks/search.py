@@ -22,8 +22,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 MODELS = ("llama-2-7b", "internlm-20b", "llama-2-70b", "qwen-72b")
 
 
-def scenario(model: str, *more: str) -> config.Scenario:
-    return config.load(EXAMPLES / "vidur-study.toml", [f"deployment.model={model}", "search.sensitivity=false", *more])
+def scenario(model: str, *more: str, variants: int = 3) -> config.Scenario:
+    settings = [f"deployment.model={model}", "search.sensitivity=false", *more]
+    loaded = config.load(EXAMPLES / "vidur-study.toml", settings)
+    return loaded.model_copy(update={"variants": loaded.variants[:variants]})
 
 
 def check(plan: Plan) -> None:
@@ -38,17 +40,16 @@ def check(plan: Plan) -> None:
         assert limit.is_satisfied(best.at.value(limit.metric) * 0.98), (plan.name, limit)
 
 
-def study(jobs: int, models: tuple[str, ...], *more: str) -> list[Row]:
-    """Answer all scenarios; return time, simulated requests and the share of pruned candidates."""
+def study(jobs: int, models: tuple[str, ...], *more: str, variants: int = 3) -> list[Row]:
+    """Answer scenarios; return time, simulated requests and the share of pruned candidates."""
     wall_s, effort, winners = {}, [], {}
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
     with search.threads(jobs) as workers:
         for model in models:
-            for plan in study_search.plan(scenario(model, *more), workers).plans:
+            for plan in study_search.plan(scenario(model, *more, variants=variants), workers).plans:
                 check(plan)
-                name = f"{model} {plan.name}"
-                winners[name], wall_s[name] = plan.best.name, plan.effort.seconds
                 effort.append(plan.effort)
+                winners[name := f"{model} {plan.name}"], wall_s[name] = plan.best.name, plan.effort.seconds
                 print(f"{name}: {plan.effort.seconds:.1f} s", file=sys.stderr)
     total_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     columns = ("candidates", "rejected", "pruned", "simulations", "requests")
@@ -63,13 +64,13 @@ def study(jobs: int, models: tuple[str, ...], *more: str) -> list[Row]:
     ]
 
 
-def single() -> Row:
+def single(repeats: int = 5) -> Row:
     """Measure one capacity of one configuration to 2.5 %, warm, under two sets of limits."""
     details: dict[str, Any] = {}
     for limits in ('{ "queueing_delay.p99" = 5.0 }', '{ "ttft.p90" = 2.0, "tbt.p99" = 0.2 }'):
         chat = config.load(EXAMPLES / "chat-70b.toml", [f"search.limits={limits}"])
         chat, times_s = chat.model_copy(update={"variants": []}), [time.perf_counter()]
-        for _ in range(5):
+        for _ in range(repeats):
             rate = capacity.capacities(chat)[0].capacity.rate_rps
             times_s.append(time.perf_counter())
         assert rate.half_width <= 0.025 * rate.value
@@ -81,8 +82,7 @@ def single() -> Row:
 
 def scaling() -> Row:
     """Compare wall times on one worker and on two, threads and processes; answers are equal as text, NaN included."""
-    one = scenario("llama-2-70b")
-    one = one.model_copy(update={"variants": one.variants[:1]})
+    one = scenario("llama-2-70b", variants=1)
     walls_s: dict[str, list[float]] = {"threads": [], "processes": []}
     answers = set()
     for kind, seconds in walls_s.items():
@@ -104,8 +104,8 @@ def main() -> None:
     args = options.parse_args()
     engine.warm_up()
     few = ("search.space.pp=[1]", "search.space.max_num_seqs=[128, 256]")
-    rows = study(args.jobs, MODELS[2:3], *few) if args.quick else [*study(args.jobs, MODELS), scaling()]
-    show([single(), *rows], as_json=args.json)
+    rows = study(args.jobs, MODELS[2:3], *few, variants=1) if args.quick else [*study(args.jobs, MODELS), scaling()]
+    show([single(1 if args.quick else 5), *rows], as_json=args.json)
 
 
 if __name__ == "__main__":

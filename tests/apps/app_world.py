@@ -52,11 +52,11 @@ def split(most=4):
 def played(app, rows, reply):
     """(call, row, round, index) -> the last message that was asked, or None; ``reply(call, row, round, message)``."""
     expanded = expand(app, rows)
-    tasks, decider, outputs, told = expanded.tasks, Rendered(expanded), {}, {}
+    tasks, decider, outputs, reported = expanded.tasks, Rendered(expanded), {}, {}
     for task in range(len(tasks)):
-        asked = decider.decide(task, lambda i, outputs=outputs: outputs[i])
+        requested = decider.decide(task, lambda i, outputs=outputs: outputs[i])
         where = (tasks.calls[tasks.call[task]], *(int(getattr(tasks, n)[task]) for n in ("row", "round", "index")))
-        told[where] = None if asked is None else asked.request.body["messages"][-1]["content"]
-        text = None if asked is None else reply(where[0], where[1], where[2], told[where])
+        reported[where] = None if requested is None else requested.request.body["messages"][-1]["content"]
+        text = None if requested is None else reply(where[0], where[1], where[2], reported[where])
         outputs[task] = None if text is None else Output(text, "stop", 1, 1)
-    return told
+    return reported

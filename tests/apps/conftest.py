@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
+FOLDER = Path(__file__).parent
+if str(FOLDER) not in sys.path:
+    sys.path.insert(0, str(FOLDER))

@@ -47,7 +47,7 @@ def app(*calls, loops=(), models=MODELS):
         (lambda: Sampling(max_tokens=0), "at least 1"),
     ],
 )
-def test_what_is_wrong_is_told(make, report):
+def test_an_invalid_app_is_reported(make, report):
     with pytest.raises(InputError, match=report):
         make()
 
@@ -66,7 +66,7 @@ def test_what_is_wrong_is_told(make, report):
         (lambda: app(Call("x", "a", "hi", api="chatt")), "Did you mean: chat"),
     ],
 )
-def test_names_that_nobody_knows_have_their_nearest(make, near):
+def test_unknown_names_are_reported_with_the_nearest(make, near):
     with pytest.raises(UnknownNameError, match=near):
         make()
 

@@ -12,39 +12,39 @@ from lengthwise.schema.errors import InputError
 
 
 def test_a_judge_sees_answers_by_model():
-    told = played(ensemble(), [{"question": "q"}], lambda call, *_: "A" if call == "answer" else "J")
-    assert told["judge", 0, 0, 0] == "Best of {'a': 'A', 'b': 'A', 'c': 'A'}?"
+    reported = played(ensemble(), [{"question": "q"}], lambda call, *_: "A" if call == "answer" else "J")
+    assert reported["judge", 0, 0, 0] == "Best of {'a': 'A', 'b': 'A', 'c': 'A'}?"
 
 
-def test_a_chain_hands_on_what_it_said_and_an_empty_one_is_skipped_whole():
+def test_a_chain_passes_on_its_output_and_an_empty_one_is_skipped_completely():
     rows = [{"chunks": ["one", "two"]}, {"chunks": []}]
-    told = played(chain(), rows, lambda call, row, k, _: f"S{k}" if call == "summarise" else "E")
-    assert told["summarise", 0, 0, 0] == "Next: one"
-    assert told["summarise", 0, 1, 0] == "So far: S0. Next: two"
-    assert told["evaluate", 0, 0, 1] == "Rate S1 (1)"
-    assert told["evaluate", 1, 0, 0] is None
+    reported = played(chain(), rows, lambda call, row, k, _: f"S{k}" if call == "summarise" else "E")
+    assert reported["summarise", 0, 0, 0] == "Next: one"
+    assert reported["summarise", 0, 1, 0] == "So far: S0. Next: two"
+    assert reported["evaluate", 0, 0, 1] == "Rate S1 (1)"
+    assert reported["evaluate", 1, 0, 0] is None
 
 
-def test_a_loop_ends_when_it_says_so_and_its_last_word_is_seen_outside():
+def test_a_loop_ends_on_its_condition_and_its_last_output_is_seen_outside():
     def reply(call, row, k, message):
         return ("OK" if k >= row else "bad") if call == "critique" else f"{call}{k}"
 
-    told = played(critique(), [{"topic": "t"}] * 3, reply)
-    assert told["critique", 0, 0, 0] == "Criticise draft0"
-    assert told["revise", 0, 0, 0] is None
-    assert told["critique", 0, 1, 0] is None
-    assert told["final", 0, 0, 0] == "Sign draft0"
-    assert told["critique", 1, 1, 0] == "Criticise revise0"
-    assert told["critique", 1, 2, 0] is None
-    assert told["final", 1, 0, 0] == "Sign revise0"
-    assert told["revise", 2, 1, 0] == "Mend revise0 by bad"
-    assert told["final", 2, 0, 0] == "Sign revise1"
+    reported = played(critique(), [{"topic": "t"}] * 3, reply)
+    assert reported["critique", 0, 0, 0] == "Criticise draft0"
+    assert reported["revise", 0, 0, 0] is None
+    assert reported["critique", 0, 1, 0] is None
+    assert reported["final", 0, 0, 0] == "Sign draft0"
+    assert reported["critique", 1, 1, 0] == "Criticise revise0"
+    assert reported["critique", 1, 2, 0] is None
+    assert reported["final", 1, 0, 0] == "Sign revise0"
+    assert reported["revise", 2, 1, 0] == "Mend revise0 by bad"
+    assert reported["final", 2, 0, 0] == "Sign revise1"
 
 
 def test_a_list_of_an_output_is_as_long_as_it_turns_out():
-    told = played(split(), [{"topic": "t"}], lambda call, *_: "one\ntwo" if call == "plan" else call)
-    assert [told["step", 0, 0, i] for i in range(4)] == ["Do one", "Do two", None, None]
-    assert told["join", 0, 0, 0] == "Join step+step"
+    reported = played(split(), [{"topic": "t"}], lambda call, *_: "one\ntwo" if call == "plan" else call)
+    assert [reported["step", 0, 0, i] for i in range(4)] == ["Do one", "Do two", None, None]
+    assert reported["join", 0, 0, 0] == "Join step+step"
 
 
 def test_a_list_that_is_too_long_is_the_tasks_fault():
@@ -52,7 +52,7 @@ def test_a_list_that_is_too_long_is_the_tasks_fault():
         played(split(), [{"topic": "t"}], lambda *_: "\n".join("123456789"))
 
 
-def test_who_names_only_skipped_calls_is_skipped():
+def test_a_call_that_names_only_skipped_calls_is_skipped():
     app = App(
         MODELS,
         [
@@ -61,22 +61,22 @@ def test_who_names_only_skipped_calls_is_skipped():
             Call("z", "c", "{{ q }} {{ x }}{{ y }}"),
         ],
     )
-    told = played(app, [{"q": "yes"}, {"q": "no"}], lambda call, *_: call)
-    assert told["y", 0, 0, 0] == "x"
-    assert told["y", 1, 0, 0] is None
-    assert told["z", 1, 0, 0] is None
+    reported = played(app, [{"q": "yes"}, {"q": "no"}], lambda call, *_: call)
+    assert reported["y", 0, 0, 0] == "x"
+    assert reported["y", 1, 0, 0] is None
+    assert reported["z", 1, 0, 0] is None
 
 
 def test_outputs_are_data_and_templates_are_in_a_sandbox():
     app = App(MODELS, [Call("x", "a", "hi"), Call("y", "b", "{{ x }}")])
-    told = played(app, [{}], lambda *_: "{{ 1 + 1 }} {% raw %}")
-    assert told["y", 0, 0, 0] == "{{ 1 + 1 }} {% raw %}"
+    reported = played(app, [{}], lambda *_: "{{ 1 + 1 }} {% raw %}")
+    assert reported["y", 0, 0, 0] == "{{ 1 + 1 }} {% raw %}"
     bad = App(MODELS, [Call("x", "a", "{{ q.__class__.__mro__ }}")])
     with pytest.raises(InputError, match="row 0"):
         expand(bad, [{"q": "x"}])
 
 
-def test_a_field_that_a_row_lacks_is_told_with_its_row():
+def test_a_field_that_a_row_lacks_is_reported_with_its_row():
     app = App(MODELS, [Call("x", "a", "hi"), Call("y", "a", "{{ x }} {{ q }}")])
     expanded = expand(app, [{"q": "present"}])
     short = type(expanded)(expanded.app, [{}], ["r7"], expanded.tasks, expanded.blocks)

@@ -77,7 +77,7 @@ def test_in_whatever_order_models_finish_all_finish_and_no_gpu_is_taken_twice(pl
     assert now.plans == ()
 
 
-def test_who_is_in_his_last_stage_goes_on_though_another_was_to_finish_first():
+def test_a_model_in_its_last_stage_continues_though_another_was_to_finish_first():
     stages = [(p(0, 2), p(1), p(2)), (p(1, 2), p(2), p(3))]
     now = next_plans(stages, 0, stages[0], {2}, fits)  # model 0 was to finish first
     assert now.stage == 1
@@ -86,7 +86,7 @@ def test_who_is_in_his_last_stage_goes_on_though_another_was_to_finish_first():
     assert now.plans == (p(1, 2), p(3))
 
 
-def test_what_is_not_in_the_next_stage_goes_on_where_there_is_room():
+def test_a_model_absent_from_the_next_stage_continues_where_there_is_room():
     stages = [(p(0, 2), p(1)), (p(2, 3),), (p(1, 4),)]
     assert next_plans(stages, 0, stages[0], {0}, fits).plans == (p(1), p(2, 3))
     stages = [(p(0, 2), p(1, 2)), (p(2, 3),), (p(1, 4),)]

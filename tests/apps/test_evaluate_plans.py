@@ -37,9 +37,9 @@ def asked_of(counts, seed=0, draws=2, true=3, gpus=4, **kw):
     rng = np.random.default_rng(seed)
     tasks, first = ensemble(counts, rng)
     more = [draw_of(tasks, rng) for _ in range(draws - 1 + true)]
-    asked = PlanOptions(effort=SMALL, clock=lambda: 0.0, **kw)
+    requested = PlanOptions(effort=SMALL, clock=lambda: 0.0, **kw)
     args = (tasks, [first, *more[: draws - 1]], served(len(counts)), cluster_of(gpus))
-    return args, {"true_draws": more[draws - 1 :], "options": asked}
+    return args, {"true_draws": more[draws - 1 :], "options": requested}
 
 
 @pytest.mark.slow
@@ -48,8 +48,8 @@ def asked_of(counts, seed=0, draws=2, true=3, gpus=4, **kw):
 def test_the_default_is_never_worse_than_any_other_on_the_draws_planned_with(counts, seed, quantile):
     """Of all that it can afford; of the others it takes what saves more than it costs."""
     args, more = asked_of(counts, seed, quantile=quantile)
-    told = plan(*args, **more)
-    scores = {one.name: one.planned_s for one in told.methods}
+    reported = plan(*args, **more)
+    scores = {one.name: one.planned_s for one in reported.methods}
     assert set(scores) == {"lengthwise", *METHODS}
     assert scores["lengthwise"] <= min(scores["min"], scores["min_no_preemption"]) + 1e-9
     assert scores["lengthwise"] <= min(scores.values()) * 1.02
@@ -62,57 +62,57 @@ def test_the_default_is_never_worse_than_any_other_on_the_draws_planned_with(cou
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=4), st.sampled_from(["samullm", "min", "lengthwise"]))
 def test_spans_cover_every_gpu_and_second_once_and_idle_time_adds_up(counts, method):
     args, more = asked_of(counts, method=method, additional=())
-    told = plan(*args, **more)
-    end_s = told.stages[-1].end_s
+    reported = plan(*args, **more)
+    end_s = reported.stages[-1].end_s
     for gpu in range(4):
-        mine = [s for s in told.spans if s.gpu == gpu]
-        assert mine[0].start_s == 0.0
-        assert mine[-1].end_s == end_s
-        assert all(a.end_s == b.start_s for a, b in itertools.pairwise(mine))
-    ran = sum(s.end_s - s.start_s for s in told.spans if s.what == "run")
-    assert ran + sum(told.idle_s.values()) == pytest.approx(4 * end_s)
-    assert told.idle_s["load"] > 0
-    assert told.stages[0].start_s == 0.0
-    assert all(a.end_s == b.start_s for a, b in zip(told.stages, told.stages[1:], strict=False))
+        own = [s for s in reported.spans if s.gpu == gpu]
+        assert own[0].start_s == 0.0
+        assert own[-1].end_s == end_s
+        assert all(a.end_s == b.start_s for a, b in itertools.pairwise(own))
+    ran = sum(s.end_s - s.start_s for s in reported.spans if s.what == "run")
+    assert ran + sum(reported.idle_s.values()) == pytest.approx(4 * end_s)
+    assert reported.idle_s["load"] > 0
+    assert reported.stages[0].start_s == 0.0
+    assert all(a.end_s == b.start_s for a, b in zip(reported.stages, reported.stages[1:], strict=False))
 
 
 def test_a_replica_is_shown_to_load_until_it_is_ready_over_the_ends_of_stages():
     args, more = asked_of([50, 400, 3], gpus=4, method="min", additional=())
-    told = plan(*args, **more)
-    over = [(stage, one) for stage in told.stages for one in stage.switches
+    reported = plan(*args, **more)
+    over = [(stage, one) for stage in reported.stages for one in stage.switches
             if stage.start_s + one.seconds > stage.end_s]  # fmt: skip
     assert over
     for stage, one in over:
         until_s = stage.start_s + one.seconds
-        ran = [s for s in told.spans if s.gpu in one.replica and s.what == "run" and s.start_s >= stage.start_s]
+        ran = [s for s in reported.spans if s.gpu in one.replica and s.what == "run" and s.start_s >= stage.start_s]
         assert all(s.start_s >= until_s - 1e-9 for s in ran if s.model == one.model)
 
 
 def test_the_same_input_gives_the_same_plan_and_the_makespan_is_of_draws_that_were_not_planned_with():
     args, more = asked_of([120, 60, 200])
-    told, again = plan(*args, **more), plan(*args, **more)
-    assert told == again
-    assert len(told.makespans_s) == 3
-    assert told.makespan.value == pytest.approx(np.mean(told.makespans_s))
-    assert told.makespan.half_width > 0
-    assert told.quantiles_s[0.05] <= told.quantiles_s[0.5] <= told.quantiles_s[0.95]
-    assert told.tokens == tuple(int(args[1][0].output_tokens[args[0].model == m].sum()) for m in range(3))
-    assert any("assumed" in note for note in told.notes)
+    reported, again = plan(*args, **more), plan(*args, **more)
+    assert reported == again
+    assert len(reported.makespans_s) == 3
+    assert reported.makespan.value == pytest.approx(np.mean(reported.makespans_s))
+    assert reported.makespan.half_width > 0
+    assert reported.quantiles_s[0.05] <= reported.quantiles_s[0.5] <= reported.quantiles_s[0.95]
+    assert reported.tokens == tuple(int(args[1][0].output_tokens[args[0].model == m].sum()) for m in range(3))
+    assert any("assumed" in note for note in reported.notes)
 
 
 def test_more_gpus_help_and_a_faster_disk_saves_loading():
     args, more = asked_of([400, 300, 500], true=4)
-    told = plan(*args, **more)
-    found = {one.name: one for one in what_if(*args, told, **more)}
+    reported = plan(*args, **more)
+    found = {one.name: one for one in what_if(*args, reported, **more)}
     assert set(found) == {"island_plus_2", "gpus_plus_1", "island_minus_2", "disk_twice_as_fast"}
     assert found["island_plus_2"].difference.value < 0 < found["island_minus_2"].difference.value
     assert found["island_plus_2"].difference.value < found["gpus_plus_1"].difference.value <= 0
     assert found["disk_twice_as_fast"].difference.value < 0
     for one in found.values():
-        assert one.makespan.value - told.makespan.value == pytest.approx(one.difference.value)
+        assert one.makespan.value - reported.makespan.value == pytest.approx(one.difference.value)
 
 
-def test_what_cannot_be_planned_is_told():
+def test_invalid_planning_input_is_reported():
     args, more = asked_of([5])
     with pytest.raises(InputError, match="at least one draw"):
         plan(args[0], [], *args[2:])
@@ -161,38 +161,38 @@ def test_a_model_that_had_nothing_to_do_when_it_was_planned_runs_when_it_has():
     args, more = asked_of([50, 80])
     tasks, draws, models, cluster = args
     without = [replace(one, present=one.present & (tasks.model == 0)) for one in draws]
-    told = plan(tasks, without, models, cluster, **more)
-    assert {p.model for plans in told.planned for p in plans} == {0}
-    assert [p.model for p in told.reserve] == [1]
+    reported = plan(tasks, without, models, cluster, **more)
+    assert {p.model for plans in reported.planned for p in plans} == {0}
+    assert [p.model for p in reported.reserve] == [1]
     both = plan(*args, **more)
-    assert told.makespan.value >= both.makespan.value * 0.99  # it ran, though behind the plan
+    assert reported.makespan.value >= both.makespan.value * 0.99  # it ran, though behind the plan
 
 
 def test_gpus_of_two_kinds_in_two_machines_take_plans_of_their_own():
     args, more = asked_of([200, 150, 100], method="lengthwise", additional=("samullm", "min"))
     cluster = cluster_of(2, 2, kinds=("A100-80GB", "other"))
-    told = plan(*args[:3], cluster, **more)
+    reported = plan(*args[:3], cluster, **more)
     kinds = [cluster.machines[int(m)].gpu.name for m in cluster.machine_of]
-    for stage in told.stages:
+    for stage in reported.stages:
         for p in stage.plans:
             assert all(kinds[g] == p.gpu for r in stage.placement[p.model] for g in r)
-    assert {p.gpu for stage in told.stages for p in stage.plans} == {"A100-80GB", "other"}
+    assert {p.gpu for stage in reported.stages for p in stage.plans} == {"A100-80GB", "other"}
 
 
 def test_runs_that_were_forgotten_are_simulated_again_to_the_same_plan(monkeypatch):
     args, more = asked_of([120, 60, 200], method="samullm", additional=())
-    told = plan(*args, **more)
+    reported = plan(*args, **more)
     monkeypatch.setattr("lengthwise.apps.plan.stages.MAX_CACHED_TASKS", 300)
-    assert plan(*args, **more) == told
+    assert plan(*args, **more) == reported
 
 
 def test_a_plan_comes_back_from_its_file(tmp_path):
     args, more = asked_of([60, 90])
-    told = plan(*args, **more)
-    told = replace(told, what_ifs=what_if(*args, told, **more))
-    write_plan(tmp_path / "plan.json", told)
-    assert read_plan(tmp_path / "plan.json") == told
-    one = replace(told, makespan=Estimate(1.0))
+    reported = plan(*args, **more)
+    reported = replace(reported, what_ifs=what_if(*args, reported, **more))
+    write_plan(tmp_path / "plan.json", reported)
+    assert read_plan(tmp_path / "plan.json") == reported
+    one = replace(reported, makespan=Estimate(1.0))
     write_plan(tmp_path / "plan.json", one)
     assert not read_plan(tmp_path / "plan.json").makespan.has_interval
     for text in ("{}", "[]", "nothing", '{"format": "lengthwise application plan 1"}'):

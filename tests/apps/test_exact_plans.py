@@ -72,8 +72,8 @@ def test_no_plan_beats_the_best_of_all_staged_ones_and_the_look_ahead_is_close(s
         del choose
         assert ends[name] >= best.makespan_s * 0.999, name
     quick = world(counts, seed, fast=True)
-    mine = bettered(quick, beam(quick, Effort())[0], Effort())
-    gap = play(stages, mine, (), places=False).end_s / best.makespan_s - 1
+    own = bettered(quick, beam(quick, Effort())[0], Effort())
+    gap = play(stages, own, (), places=False).end_s / best.makespan_s - 1
     assert gap < 0.05
     assert gap <= ends["samullm"] / best.makespan_s - 1 + 1e-9
 

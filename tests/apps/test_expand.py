@@ -31,12 +31,12 @@ def parents(tasks, number):
     return dict(zip(tasks.parent[span].tolist(), tasks.shown[span].tolist(), strict=True))
 
 
-def test_each_model_of_several_is_asked_and_the_judge_waits_for_all():
+def test_each_of_several_models_is_called_and_the_judge_waits_for_all():
     tasks = expand(ensemble(), [{"question": "q"}] * 2).tasks
     assert len(tasks) == 2 * 4
-    asked = [where(tasks, "answer", 1, index=i) for i in range(3)]
-    assert tasks.model[asked].tolist() == [0, 1, 2]
-    assert parents(tasks, where(tasks, "judge", 1)) == dict.fromkeys(asked, 1)
+    requested = [where(tasks, "answer", 1, index=i) for i in range(3)]
+    assert tasks.model[requested].tolist() == [0, 1, 2]
+    assert parents(tasks, where(tasks, "judge", 1)) == dict.fromkeys(requested, 1)
 
 
 def test_a_chain_waits_link_by_link_and_is_judged_by_its_end():
@@ -52,11 +52,13 @@ def test_a_chain_waits_link_by_link_and_is_judged_by_its_end():
 def test_what_hangs_on_an_empty_list_alone_is_planned_as_absent():
     """The run skips it, and all that hangs on it: nobody said anything that it could be about."""
     rows = [{"chunks": ["one"]}, {"chunks": []}]
-    whole = expand(chain(), rows)
+    complete = expand(chain(), rows)
     for seed in range(5):
-        there = draw(whole.tasks, LENGTHS[: len(whole.tasks.models)], [4096] * len(whole.tasks.models), seed).present
-        assert there[where(whole.tasks, "evaluate", 0)]
-        assert not there[where(whole.tasks, "evaluate", 1)]
+        existing = draw(
+            complete.tasks, LENGTHS[: len(complete.tasks.models)], [4096] * len(complete.tasks.models), seed
+        ).present
+        assert existing[where(complete.tasks, "evaluate", 0)]
+        assert not existing[where(complete.tasks, "evaluate", 1)]
 
 
 def test_a_loop_is_unrolled_round_by_round_with_coins_that_hang_on_one_another():
@@ -88,7 +90,7 @@ def test_a_row_names_its_model():
         expand(app, [rows[0], {"q": "x", "best": "bb"}])
 
 
-def test_lengths_that_rows_tell_are_taken():
+def test_lengths_given_in_rows_are_used():
     app = App(MODELS, [Call("x", "a", "{{ q }}", report=Report("p", "o"))])
     tasks = expand(app, [{"q": "", "p": 7, "o": 3}, {"q": "", "p": 9, "o": 5}]).tasks
     assert tasks.prompt_tokens.tolist() == [7, 9]
@@ -107,7 +109,7 @@ def test_lengths_that_rows_tell_are_taken():
         (App(MODELS, [Call("x", "a", "{{ item }}", fan=each("l", max_items=1))]), [{"l": [1, 2]}], "row 0 has 2"),
     ],
 )
-def test_rows_that_are_no_good_are_told(app, rows, report):
+def test_invalid_rows_are_reported(app, rows, report):
     with pytest.raises(InputError, match=report):
         expand(app, rows)
 
@@ -125,7 +127,7 @@ def test_draws_keep_to_tasks_and_to_their_limits(links, seed):
     assert (made.present == summed_up).all()
 
 
-def test_prompts_hold_what_parents_said():
+def test_prompts_contain_the_outputs_of_parents():
     tasks = expand(chain(), [{"chunks": ["x"] * 3}]).tasks
     made = draw(tasks, [Fixed(40), Fixed(5), None], [4096] * 3, 0)
     links = [where(tasks, "summarise", 0, k) for k in range(3)]
@@ -143,7 +145,7 @@ def test_a_chain_that_outgrows_its_context_is_cut_link_by_link():
         assert made.prompt_tokens[link] + made.output_tokens[link] <= 80
 
 
-def test_rounds_stop_as_often_as_is_said():
+def test_rounds_stop_as_often_as_stated():
     tasks = expand(critique(share=0.25), [TOPIC] * 4000).tasks
     made = draw(tasks, LENGTHS, [4096] * 3, 1)
     share = [made.present[(tasks.call == 1) & (tasks.round == k)].mean() for k in range(3)]

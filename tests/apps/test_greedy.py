@@ -85,7 +85,7 @@ def test_the_max_heuristic_gives_all_gpus_to_one_model_after_another():
     assert all(staged.plans[0].gpus == 4 for staged in made)
 
 
-def test_the_min_heuristic_runs_as_many_as_there_is_room_for_and_splits_evenly():
+def test_the_min_heuristic_runs_as_many_as_fit_and_splits_evenly():
     made = built(world([100, 100, 100, 100, 100]), min_heuristic)
     assert [sorted(p.gpus for p in staged.plans) for staged in made] == [
         [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 2], [2, 2], [4],

@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=20)
 
 
-def test_jsonl_rows_keep_what_their_lines_say(tmp_path):
+def test_jsonl_rows_keep_the_content_of_their_lines(tmp_path):
     rows = [{"id": "a", "chunks": ["x", "y"]}, {"id": "b", "other": {"deep": None}}, {"id": "c"}]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n\n".join(json.dumps(row) for row in rows))
@@ -35,7 +35,7 @@ def test_rows_without_an_id_are_numbered(tmp_path):
 
 
 @given(st.lists(st.tuples(_TEXTS, st.integers(-(2**50), 2**50)), min_size=1, max_size=8))
-def test_jsonl_and_parquet_say_the_same(tmp_path_factory, values):
+def test_jsonl_and_parquet_are_equivalent(tmp_path_factory, values):
     folder = tmp_path_factory.mktemp("rows")
     rows = [{"text": text, "number": number} for text, number in values]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -44,7 +44,7 @@ def test_jsonl_and_parquet_say_the_same(tmp_path_factory, values):
     assert both[0] == both[1] == rows
 
 
-def test_csv_keeps_texts_as_they_stand(tmp_path):
+def test_csv_keeps_texts_unchanged(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffid,zip,tokens,score\n1,007,12,1.50\n2,"1\n2",7,\n', encoding="utf-8")
     found = read_rows(path, "id")
@@ -71,7 +71,7 @@ def test_csv_keeps_texts_as_they_stand(tmp_path):
         ("a.txt", "x", "must be a file that ends in .jsonl, .csv, .parquet"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(tmp_path, name, text, message):
+def test_a_problem_is_reported_with_its_line(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError) as error:
@@ -80,12 +80,12 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path, name, text, message):
     assert name in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(InputError, match="there is no file of inputs"):
         read_rows(tmp_path / "none.jsonl")
 
 
-def test_bytes_that_are_no_text_are_told(tmp_path):
+def test_bytes_that_are_no_text_are_reported(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"id": "\xff"}\n')
     (tmp_path / "a.csv").write_bytes(b"id\n\xff\n")
     for name in ("a.jsonl", "a.csv"):
@@ -93,7 +93,7 @@ def test_bytes_that_are_no_text_are_told(tmp_path):
             read_rows(tmp_path / name)
 
 
-def test_a_file_changed_under_its_reader_is_told(tmp_path):
+def test_a_file_changed_while_it_is_read_is_reported(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"q": "one"}\n{"q": "two"}\n')
     found = read_rows(path)
@@ -107,13 +107,13 @@ def test_the_first_rows_are_a_file_of_their_own(tmp_path, name):
     frame = pl.DataFrame({"key": ["x", "y", "z"], "n": [1, 2, 3]})
     write = {"a.jsonl": frame.write_ndjson, "a.csv": frame.write_csv, "a.parquet": frame.write_parquet}
     write[name](tmp_path / name)
-    whole = read_rows(tmp_path / name, "key")
-    some = whole.first(2)
+    complete = read_rows(tmp_path / name, "key")
+    some = complete.first(2)
     assert list(some.ids) == ["x", "y"]
     assert [row["n"] for row in some.rows] == [1, 2] == [row["n"] for row in some.rows[:]]
     assert some.rows[-1]["n"] == 2
     assert len(some) == 2
     with pytest.raises(IndexError):
         some.rows[2]
-    assert len({whole.sha256, some.sha256, whole.first(1).sha256}) == 3
-    assert whole.first(3) is whole
+    assert len({complete.sha256, some.sha256, complete.first(1).sha256}) == 3
+    assert complete.first(3) is complete

@@ -24,10 +24,10 @@ def plan_of(model, dp=1, tp=1, pp=1, gpu=KIND):
 
 
 @st.composite
-def worlds(draw, most_gpus=6):
+def worlds(draw, max_gpus=6):
     """(cluster, plans before, plans now): small ones, some of which have no room."""
     kinds = draw(st.sampled_from([(KIND,), (KIND, "H100")]))
-    machines = draw(st.lists(st.integers(1, 4), min_size=1, max_size=2).filter(lambda m: sum(m) <= most_gpus))
+    machines = draw(st.lists(st.integers(1, 4), min_size=1, max_size=2).filter(lambda m: sum(m) <= max_gpus))
     cluster = cluster_of(*machines, group=draw(st.sampled_from([1, 2, 4])), kinds=kinds)
 
     def plans():
@@ -52,14 +52,14 @@ def _legal(group, plan, cluster):
     if len(where) > 1:
         return False
     machine, first = cluster.machines[where.copy().pop()], cluster.first_of[where.pop()]
-    size, here = machine.node.link_group, [g - first for g in group]
-    islands = {k // size for k in here}
+    size, local_gpus = machine.node.link_group, [g - first for g in group]
+    islands = {k // size for k in local_gpus}
     if machine.gpu.name != plan.gpu:
         return False
     if plan.tp <= size:
-        low = here[0] - (here[0] // size) * size
-        return len(islands) == 1 and low % plan.tp == 0 and here[-1] - here[0] == plan.tp - 1
-    return set(here) == {k for i in islands for k in range(i * size, (i + 1) * size)}
+        low = local_gpus[0] - (local_gpus[0] // size) * size
+        return len(islands) == 1 and low % plan.tp == 0 and local_gpus[-1] - local_gpus[0] == plan.tp - 1
+    return set(local_gpus) == {k for i in islands for k in range(i * size, (i + 1) * size)}
 
 
 def brute(plans, before, cluster, running):
@@ -77,10 +77,10 @@ def brute(plans, before, cluster, running):
         plan = plans[i]
         stays = before.get(plan.model, ()) if shapes.get(plan.model) == plan.shape else ()
         for some in itertools.combinations(slots(plan, cluster), plan.dp):
-            mine = [g for r in some for g in r]
-            if len(set(mine)) == len(mine) and not used & set(mine):
+            own = [g for r in some for g in r]
+            if len(set(own)) == len(own) and not used & set(own):
                 fresh = sum(set(r) not in [set(s) for s in stays] for r in some)
-                fill(i + 1, used | set(mine), effort + fresh * seconds(plan, "start"))
+                fill(i + 1, used | set(own), effort + fresh * seconds(plan, "start"))
 
     fill(0, set(), 0.0)
     return best
@@ -88,7 +88,7 @@ def brute(plans, before, cluster, running):
 
 @settings(max_examples=150)
 @given(worlds())
-def test_no_gpu_twice_islands_kept_and_as_little_loaded_as_the_best_of_all_ways(world):
+def test_no_gpu_is_used_twice_islands_stay_together_and_loading_is_minimal(world):
     cluster, first, then = world
     before = placement.place(first, {}, cluster, seconds) or {}
     running = first if before else []
@@ -108,7 +108,7 @@ def test_no_gpu_twice_islands_kept_and_as_little_loaded_as_the_best_of_all_ways(
 
 @given(worlds())
 @settings(max_examples=50)
-def test_what_is_there_already_stays_and_the_same_is_placed_the_same(world):
+def test_running_replicas_stay_and_equal_plans_are_placed_equally(world):
     cluster, first, _ = world
     before = placement.place(first, {}, cluster, seconds)
     assert before == placement.place(first, {}, cluster, seconds)
@@ -133,7 +133,7 @@ def test_a_replica_wakes_where_it_sleeps():
     assert [(s.how, s.seconds) for s in made] == [("wake", seconds(plan, "wake"))]
 
 
-def test_more_gpus_than_an_island_are_whole_islands_and_a_pipeline_stays_in_one_machine():
+def test_more_gpus_than_an_island_are_complete_islands_and_a_pipeline_stays_on_one_machine():
     cluster = cluster_of(4, 8)
     both = placement.place([plan_of(0), plan_of(1, tp=4)], {}, cluster, seconds)
     assert both == {0: ((4,),), 1: ((0, 1, 2, 3),)}

@@ -65,9 +65,9 @@ def test_of_two_plans_that_end_alike_the_one_that_loads_less_is_taken():
     assert loaded_gpus(((one, other), (two,), (two,))) == 1 + 2 + 1
     assert loaded_gpus(((two,), (one, other), (two,))) == 2 + 2 + 1
     found, _ = looked([600, 500, 550, 520, 580], additional=("min", "min_no_preemption"))
-    mine = found[DEFAULT]
-    alike = [one for one in found.values() if one.planned_s <= mine.planned_s]
-    assert loaded_gpus(mine.planned) <= min(loaded_gpus(one.planned) for one in alike)
+    own = found[DEFAULT]
+    alike = [one for one in found.values() if one.planned_s <= own.planned_s]
+    assert loaded_gpus(own.planned) <= min(loaded_gpus(one.planned) for one in alike)
 
 
 @pytest.mark.parametrize("name", ["samullm", "max"])
@@ -120,8 +120,8 @@ def test_algorithm_1_is_paid_for_where_it_is_looked_at_and_else_is_for_compariso
 
     def found(share):
         ticks = itertools.count()
-        asked = PlanOptions(clock=lambda: float(next(ticks)), effort=Effort(share=share))
-        return {one.name: one for one in search_results(stages_of(tasks, draws, space), space, asked)}
+        requested = PlanOptions(clock=lambda: float(next(ticks)), effort=Effort(share=share))
+        return {one.name: one for one in search_results(stages_of(tasks, draws, space), space, requested)}
 
     poor, rich = found(0.0), found(1.0)
     assert list(poor) == list(rich) == ["lengthwise", *METHODS]
@@ -135,8 +135,8 @@ def test_what_others_had_simulated_before_is_no_gift():
     name = "samullm_no_preemption"
 
     def found(*others):
-        asked = PlanOptions(method=name, additional=others, clock=_Ticks())
-        return {one.name: one for one in search_results(stages_of(tasks, draws, space), space, asked)}[name]
+        requested = PlanOptions(method=name, additional=others, clock=_Ticks())
+        return {one.name: one for one in search_results(stages_of(tasks, draws, space), space, requested)}[name]
 
     alone, after = found(), found("samullm")
     assert after.planned == alone.planned
@@ -184,25 +184,25 @@ def test_a_plan_that_is_hardly_sooner_than_a_quick_ways_is_not_taken_for_it():
         assert best.planned == quick.planned or sooner or less
 
 
-def begun(tasks, draws, space, **options):
+def started(tasks, draws, space, **options):
     """What was told at first sight, and what each way found."""
-    told = []
+    reported = []
     worlds = stages_of(tasks, draws, space)
     options = {"clock": _Ticks(), "additional": ("max", "min", "samullm"), **options}
-    found = search_results(worlds, space, PlanOptions(**options), told.append)
-    (first,) = told
+    found = search_results(worlds, space, PlanOptions(**options), reported.append)
+    (first,) = reported
     return first, {one.name: one for one in found}
 
 
 @pytest.mark.parametrize(("make", "counts"), [(made, [400, 300, 500]), (made, [90, 40]), (chained, [300, 300])])
 def test_what_begins_as_at_first_sight_costs_no_more_time_than_that(make, counts):
-    first, found = begun(*make(counts))
-    mine = found[DEFAULT]
+    first, found = started(*make(counts))
+    own = found[DEFAULT]
     assert first.lead_s == first.search_s
-    if mine.planned[:1] == first.planned[:1]:
-        assert mine.lead_s == first.lead_s < mine.search_s
+    if own.planned[:1] == first.planned[:1]:
+        assert own.lead_s == first.lead_s < own.search_s
     else:
-        assert mine.lead_s == mine.search_s
+        assert own.lead_s == own.search_s
 
 
 @settings(max_examples=25, deadline=None)
@@ -213,28 +213,28 @@ def test_what_begins_as_at_first_sight_costs_no_more_time_than_that(make, counts
 )
 def test_end_to_end_nothing_is_sooner_but_by_what_is_chance(counts, gpus, seed):
     tasks, draws, space = made(counts, seed=seed, draws=1, gpus=gpus)
-    first, found = begun(tasks, draws, space, clock=lambda: 0.0)
-    mine = found[DEFAULT]
-    alike = mine.planned[:1] == first.planned[:1]
-    lead_s = first.cost_s if alike else mine.cost_s
+    first, found = started(tasks, draws, space, clock=lambda: 0.0)
+    own = found[DEFAULT]
+    alike = own.planned[:1] == first.planned[:1]
+    lead_s = first.cost_s if alike else own.cost_s
     for one in found.values():
-        assert (mine.planned_s + lead_s) <= (one.planned_s + one.cost_s) * (1.0 + CHANGE_SHARE) + 0.02
+        assert (own.planned_s + lead_s) <= (one.planned_s + one.cost_s) * (1.0 + CHANGE_SHARE) + 0.02
 
 
 def test_engines_that_start_are_given_up_for_a_plan_that_is_worth_it_alone(monkeypatch):
     tasks, draws, space = made([300, 300], draws=1)
     (world,) = stages_of(tasks, draws, space)
     alone = tuple((plan,) for plan in (space.plans(0)[0], space.plans(1)[0]))
-    beside = ((space.plans(0)[0], space.plans(1)[0]),)
+    companion = ((space.plans(0)[0], space.plans(1)[0]),)
 
     def chosen(gain):
         search = Search([world], space, PlanOptions(clock=lambda: 0.0))
-        search.scores = {alone: 100.0, beside: 100.0 * (1.0 - gain)}
+        search.scores = {alone: 100.0, companion: 100.0 * (1.0 - gain)}
         first = Found(DEFAULT, alone, 100.0, 0.1, 0.0, 0.1, 0.1)
-        best = Found(DEFAULT, beside, 100.0 * (1.0 - gain), 0.5, 0.0, 0.5, 0.5)
+        best = Found(DEFAULT, companion, 100.0 * (1.0 - gain), 0.5, 0.0, 0.5, 0.5)
         return search.overlapped(first, best)
 
-    assert chosen(2 * CHANGE_SHARE).planned == beside
+    assert chosen(2 * CHANGE_SHARE).planned == companion
     assert chosen(2 * CHANGE_SHARE).lead_s == 0.5
     assert chosen(CHANGE_SHARE / 2).planned == alone
     assert chosen(CHANGE_SHARE / 2).lead_s == 0.1
@@ -242,11 +242,11 @@ def test_engines_that_start_are_given_up_for_a_plan_that_is_worth_it_alone(monke
 
 def test_planning_that_outlasts_the_first_stage_holds_the_run_up():
     tasks, draws, space = made([60, 40], draws=1, gpus=2)
-    told = []
+    reported = []
     ticks = itertools.count()
     slow = PlanOptions(clock=lambda: 1e6 * next(ticks), additional=())
-    whole = plan(tasks, draws, space.models, space.cluster, options=slow, begin=told.append)
-    (mine,) = whole.methods
-    (first,) = told
-    assert first.planned[:1] == whole.planned[:1]
-    assert mine.lead_s == mine.search_s - whole.stages[0].end_s > first.search_s
+    complete = plan(tasks, draws, space.models, space.cluster, options=slow, begin=reported.append)
+    (own,) = complete.methods
+    (first,) = reported
+    assert first.planned[:1] == complete.planned[:1]
+    assert own.lead_s == own.search_s - complete.stages[0].end_s > first.search_s

@@ -61,37 +61,37 @@ def test_whatever_stages_are_chosen_all_tasks_end_once_and_tokens_and_time_only_
             produced[m] = now.produced
         state = then
     assert len(stages.finished(state)) == len(counts)
-    whole = sum(float(load.work(load.output).sum()) for load in stages.load.models)
+    complete = sum(float(load.work(load.output).sum()) for load in stages.load.models)
     # The curve that stages read their progress off has so many points; what is kept of cut tasks is whole tokens.
-    assert flops == pytest.approx(whole, rel=0.05)
+    assert flops == pytest.approx(complete, rel=0.05)
 
 
-def test_a_run_that_goes_on_is_not_simulated_anew():
+def test_a_continuing_run_is_not_simulated_again():
     stages = world([2000, 20])
     a, b = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 1)
     first = stages.stage(stages.start(), (a, b))
-    asked = stages.runs.simulated_requests
+    requested = stages.runs.simulated_requests
     second = stages.stage(stages.after(first), (a,))
-    assert stages.runs.simulated_requests == asked
+    assert stages.runs.simulated_requests == requested
     assert first.ends_by == 1
     assert second.end_s == first.live[0].end_s
     alone = stages.stage(stages.start(), (a,))
     assert second.end_s == alone.end_s
 
 
-def test_a_cut_model_keeps_its_tokens_and_pays_for_loading_and_its_prompts_again():
+def test_an_interrupted_model_keeps_its_tokens_and_pays_for_loading_and_prompts_again():
     stages = world([300, 20])
     a, b, more = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 1), ModelPlan(0, KIND, 1, 2)
     state = stages.after(stages.stage(stages.start(), (a, b)))
-    kept = state.work(0).produced
-    assert 0 < kept.sum() < stages.load.models[0].output.sum()
+    saved = state.work(0).produced
+    assert 0 < saved.sum() < stages.load.models[0].output.sum()
     then = stages.stage(state, (more,))
     fresh = stages.stage(stages.start(), (more,))
     assert then.live[0].start_s == state.clock_s + stages.space.seconds(more, "start")
     assert then.live[0].run.seconds < fresh.live[0].run.seconds
 
 
-def test_replicas_of_the_same_shape_go_on_beside_those_that_are_started():
+def test_replicas_of_the_same_shape_continue_next_to_those_being_started():
     stages = world([300])
     one, three = ModelPlan(0, KIND, 1), ModelPlan(0, KIND, 3)
     state = stages.after(stages.stage(stages.start(), (one,)))
@@ -101,7 +101,7 @@ def test_replicas_of_the_same_shape_go_on_beside_those_that_are_started():
     assert stages.delay(state, ModelPlan(0, KIND, 1, 2)).seconds > load_s / 2
 
 
-def test_who_stands_goes_on_alone_until_others_join_and_then_all_share_what_is_left():
+def test_a_running_replica_continues_alone_until_others_join_and_share_the_rest():
     """As the runner does it: nothing stands still while replicas are loaded, and they do nothing before they are."""
     stages = world([40, 900], gpus=4)
     a, one, three = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 1), ModelPlan(1, KIND, 3)
@@ -120,7 +120,7 @@ def test_who_stands_goes_on_alone_until_others_join_and_then_all_share_what_is_l
     assert stages.finished(stages.after(stages.stage(state, (three,)))) == {0, 1}
 
 
-def test_who_stands_may_be_done_before_others_are_there():
+def test_a_running_replica_may_finish_before_others_are_ready():
     stages = world([40, 60], gpus=4)
     one, three = ModelPlan(1, KIND, 1), ModelPlan(1, KIND, 3)
     first = stages.stage(stages.start(), (ModelPlan(0, KIND, 1), one), {})
@@ -131,8 +131,8 @@ def test_who_stands_may_be_done_before_others_are_there():
 def test_progress_read_off_the_curve_is_that_of_the_tasks():
     stages = world([400])
     run = stages.stage(stages.start(), (ModelPlan(0, KIND, 1),)).live[0].run
-    whole = float(run.load.work(run.load.output).sum())
-    assert run.flops(run.seconds) == pytest.approx(whole)
+    complete = float(run.load.work(run.load.output).sum())
+    assert run.flops(run.seconds) == pytest.approx(complete)
     for share in (0.1, 0.35, 0.8):
         at_s = share * run.seconds
         done = float(run.load.work(run.produced(at_s)).sum())
@@ -192,7 +192,7 @@ def test_a_model_too_large_for_a_machine_is_piped_through_several():
     assert [(p.dp, p.tp, p.pp) for p in space.plans(0)] == [(1, 1, 2), (1, 1, 4), (2, 1, 2)]
 
 
-def test_replicas_that_are_still_being_loaded_do_not_work_because_more_are_started_beside_them():
+def test_replicas_still_being_loaded_stay_idle_when_more_are_started_next_to_them():
     """Half of what is loaded when a stage ends is loaded half, however many replicas come to it."""
     stages = world([40, 400], gpus=4)
     a, two, three = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 2), ModelPlan(1, KIND, 3)

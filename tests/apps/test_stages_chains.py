@@ -40,7 +40,7 @@ def world(chunks, gpus=4, fast=False, **kw):
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sampled_from(sorted(METHODS)), st.integers(0, 2))
-def test_nobody_in_a_chain_starts_before_the_one_before_has_ended(chunks, name, seed):
+def test_no_task_in_a_chain_starts_before_its_predecessor_has_finished(chunks, name, seed):
     tasks, stages = world(chunks, seed=seed)
     end_s, first_s = np.full(len(tasks), np.inf), np.full(len(tasks), np.inf)
     for staged in built(stages, METHODS[name]):
@@ -58,18 +58,18 @@ def test_nobody_in_a_chain_starts_before_the_one_before_has_ended(chunks, name, 
 def test_a_single_chain_takes_what_its_links_take_one_after_another():
     _, stages = world([6])
     p = ModelPlan(0, KIND, 1)
-    whole = stages.runs.run(p, stages.runs.fresh[0])
-    assert (np.diff(whole.finish_s) > 0).all()
-    assert whole.seconds == pytest.approx(float((whole.finish_s - np.r_[0.0, whole.finish_s[:-1]]).sum()))
+    complete = stages.runs.run(p, stages.runs.fresh[0])
+    assert (np.diff(complete.finish_s) > 0).all()
+    assert complete.seconds == pytest.approx(float((complete.finish_s - np.r_[0.0, complete.finish_s[:-1]]).sum()))
     two = stages.runs.run(ModelPlan(0, KIND, 2), stages.runs.fresh[0])
-    assert two.seconds == pytest.approx(whole.seconds)  # a second replica does not help a chain
+    assert two.seconds == pytest.approx(complete.seconds)  # a second replica does not help a chain
 
 
 def test_long_documents_leave_gpus_that_the_evaluator_takes():
     tasks, draw = summary([1] * 60 + [2] * 20 + [30], evaluations=4)
-    asked = PlanOptions(effort=Effort(2, 2e5, 1e5), clock=lambda: 0.0)
-    told = plan(tasks, [draw], served(2), cluster_of(4), options=asked)
-    ends = {one.name: one.planned_s for one in told.methods}
+    requested = PlanOptions(effort=Effort(2, 2e5, 1e5), clock=lambda: 0.0)
+    reported = plan(tasks, [draw], served(2), cluster_of(4), options=requested)
+    ends = {one.name: one.planned_s for one in reported.methods}
     assert ends["lengthwise"] <= min(ends.values()) + 1e-9
     assert ends["lengthwise"] < ends["max"]
-    assert any(len(stage.plans) == 2 for stage in told.stages)  # beside one another
+    assert any(len(stage.plans) == 2 for stage in reported.stages)  # beside one another

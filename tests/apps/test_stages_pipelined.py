@@ -43,16 +43,16 @@ def ends_and_starts(tasks, stages, made):
         for m, live in staged.live.items():
             load = stages.load.models[m]
             now = (live.start_s + live.run.finish_s <= staged.end_s + 1e-6) & np.isfinite(live.run.finish_s)
-            mine = load.task[now]
-            fresh = np.isinf(end_s[mine])
-            end_s[mine[fresh]] = (live.start_s + live.run.finish_s)[now][fresh]
-            first_s[mine[fresh]] = (live.start_s + live.run.first_s)[now][fresh]
+            own = load.task[now]
+            fresh = np.isinf(end_s[own])
+            end_s[own[fresh]] = (live.start_s + live.run.finish_s)[now][fresh]
+            first_s[own[fresh]] = (live.start_s + live.run.first_s)[now][fresh]
     return end_s, first_s
 
 
 @settings(max_examples=25)
 @given(st.integers(1, 80), st.integers(0, 3), st.sampled_from(sorted(METHODS)), st.booleans())
-def test_nobody_starts_before_his_parents_have_ended(n, seed, name, cyclic):
+def test_no_task_starts_before_its_parents_have_finished(n, seed, name, cyclic):
     tasks, stages = back_and_forth(n, 2, seed=seed) if cyclic else pairs(n, seed=seed)
     made = built(stages, METHODS[name])
     end_s, first_s = ends_and_starts(tasks, stages, made)
@@ -74,7 +74,7 @@ def test_a_pipeline_of_two_models_is_sooner_than_one_after_the_other_and_not_soo
     assert then.end_s == both.live[1].end_s  # nothing new came: the run goes on as it was seen
 
 
-def test_a_child_model_is_simulated_anew_where_its_parents_come_otherwise_and_what_ended_stays():
+def test_a_child_model_is_simulated_again_if_its_parents_change_and_finished_tasks_stay():
     _, stages = pairs(600)
     a, b, more = ModelPlan(0, KIND, 1), ModelPlan(1, KIND, 1), ModelPlan(0, KIND, 2)
     state = stages.start()
@@ -88,7 +88,7 @@ def test_a_child_model_is_simulated_anew_where_its_parents_come_otherwise_and_wh
     assert (before.produced == after.produced).mean() > 0.99
 
 
-def test_only_models_whose_inputs_are_there_may_run():
+def test_only_models_whose_inputs_are_available_may_run():
     _, stages = pairs(10)
     assert stages.ready(frozenset(), ()) == [0]
     assert stages.ready(frozenset(), (0,)) == [0, 1]

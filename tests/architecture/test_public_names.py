@@ -84,5 +84,5 @@ def isort_key(name):
 
 
 @pytest.mark.parametrize("name", [n for n in lengthwise.__all__ if n[0].islower()])
-def test_functions_of_the_front_door_say_what_comes_out(name):
+def test_functions_of_the_public_api_describe_their_result(name):
     assert (getattr(lengthwise, name).__doc__ or "").strip(), name

@@ -109,7 +109,7 @@ def test_policies_take_what_their_axis_offers(axis):
         assert policy.doc, policy.name
 
 
-def test_every_file_says_what_it_is():
+def test_every_file_has_a_docstring():
     assert [relative(path) for path in SOURCES if not ast.get_docstring(tree(path))] == []
 
 

@@ -69,7 +69,7 @@ def endpoint(server, **options) -> Endpoint:
     return Endpoint(f"http://127.0.0.1:{server.server_port}/v1", "m", **options)
 
 
-def test_every_prompt_is_asked_once_and_can_be_read_back(server, tmp_path) -> None:
+def test_every_prompt_is_sent_once_and_can_be_read_back(server, tmp_path) -> None:
     prompts = [" ".join(["w"] * n) + f" {i}" for i, n in enumerate([1, 2, 3, 4] * 5)]
     ticks: list[int] = []
     found = collect(prompts * 2, tmp_path / "o.jsonl", endpoint(server), concurrency=3, report=ticks.append)
@@ -93,7 +93,7 @@ def test_it_goes_on_where_it_stopped_and_drops_a_cut_line(server, tmp_path) -> N
     assert server.requested["a"] == 1
 
 
-def test_a_busy_server_is_asked_again_and_a_refusal_is_told(server, tmp_path) -> None:
+def test_a_busy_server_is_retried_and_a_refusal_is_reported(server, tmp_path) -> None:
     server.fails = {"busy": [503, 429], "wrong": [400], "stopped": [500] * 9}
     pauses: list[float] = []
     found = collect(["busy", "wrong", "stopped"], tmp_path / "o", endpoint(server, retries=2), pause=pauses.append)
@@ -111,7 +111,7 @@ def test_settings_and_key_are_sent(server, tmp_path) -> None:
     assert "secret" not in repr(endpoint(server, api_key="secret"))
 
 
-def test_nobody_there_is_a_failure_with_its_reason(tmp_path) -> None:
+def test_an_unreachable_server_is_a_failure_with_its_reason(tmp_path) -> None:
     found = collect(["a"], tmp_path / "o", Endpoint("http://127.0.0.1:9/v1", "m", retries=0))
     assert (found.done, found.failed) == (0, 1)
     assert "URLError" in found.reason

@@ -161,9 +161,9 @@ def test_the_load_test_sends_the_simulated_requests(python, served, tmp_path):
     url = f"http://127.0.0.1:{port}"
     launch = load_test(d, workload, trace=str(tmp_path / "trace.jsonl"), rate_rps=6.0, base_url=url)
     words = [*launch.command[3:], "--result-dir", str(tmp_path)]
-    said = run(python, "bench.py", *words, environment=launch.environment)
+    message = run(python, "bench.py", *words, environment=launch.environment)
     measured = json.loads((tmp_path / "measured.json").read_text())
-    assert measured["completed"] == 12, said
+    assert measured["completed"] == 12, message
     assert measured["failed"] == 0
     assert measured["total_input_tokens"] == workload.prompt_tokens.sum()
     assert measured["total_output_tokens"] == workload.output_tokens.sum()

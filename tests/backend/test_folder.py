@@ -36,7 +36,7 @@ def run(script, tmp_path, *programs, **environment):
     return {p.name.partition(".")[2]: p.read_text().splitlines() for p in tmp_path.glob("seen.*")}
 
 
-def test_the_folder_holds_what_it_says(tmp_path):
+def test_the_folder_contains_the_listed_files(tmp_path):
     _, made = write(tmp_path / "one")
     names = {p.name for p in made}
     assert names == {p.name for p in (tmp_path / "one").iterdir()}
@@ -117,7 +117,7 @@ def test_the_router_gets_every_worker_and_the_nearest_policy(tmp_path):
     assert words[words.index("--policy") + 1] == "power_of_two"
 
 
-def test_the_load_test_runs_beside_its_trace(tmp_path):
+def test_the_load_test_runs_next_to_its_trace(tmp_path):
     _, made = write(tmp_path / "one")
     words = run(tmp_path / "one" / "load-test.sh", tmp_path, "vllm", ENDPOINT="http://there:1")[""]
     assert words[words.index("--base-url") + 1] == "http://there:1"
@@ -125,7 +125,7 @@ def test_the_load_test_runs_beside_its_trace(tmp_path):
     assert words[words.index("--num-prompts") + 1] == str(len(trace)) == "1000"
 
 
-def test_a_trace_tells_each_request_to_the_token(tmp_path):
+def test_a_trace_is_exact_to_the_token_for_each_request(tmp_path):
     path = tmp_path / "trace.jsonl"
     write_trace(path, WORKLOAD, 100)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -135,7 +135,7 @@ def test_a_trace_tells_each_request_to_the_token(tmp_path):
     assert len({tuple(r["hash_ids"]) for r in rows}) == 100
 
 
-def test_a_closed_loop_keeps_its_requests_in_the_system():
+def test_a_closed_loop_maintains_its_concurrency():
     d = deploy("llama-3.1-8b", "H100", limits=LIMITS)
     loop = Workload(np.zeros(5), np.full(5, 10), np.full(5, 20), concurrency=3)
     launch = load_test(d, loop, trace="t", rate_rps=1.0)
@@ -145,6 +145,6 @@ def test_a_closed_loop_keeps_its_requests_in_the_system():
         load_test(d, loop, trace="t", rate_rps=1.0, num_requests=0)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     with pytest.raises(OutputError, match="no/such"):
         write(tmp_path / "no" / "such")

@@ -55,7 +55,7 @@ def test_a_quantised_checkpoint_is_loaded_under_the_name_that_was_given():
     assert not vllm_launch(deploy("llama-3.1-8b-fp8", "H100")).command[2].startswith("meta-llama")
 
 
-def said(launch, *words):
+def message(launch, *words):
     return [note for note in launch.notes if all(word in note for word in words)]
 
 
@@ -121,7 +121,7 @@ def test_each_replica_sees_its_own_gpus_of_its_node():
         vllm_launch(d, replica=3)
 
 
-def test_unknown_devices_are_told():
+def test_unknown_devices_are_reported():
     with pytest.raises(UnknownNameError, match="no device named"):
         vllm_launch(deployment(), device="gpu")
 
@@ -130,12 +130,12 @@ def test_unknown_devices_are_told():
     ("dtype", "vllm", "sglang"),
     [("fp8", "fp8_per_tensor", "fp8"), ("int8", "int8_per_channel_weight_only", None), ("int4", None, None)],
 )
-def test_quantised_weights_are_made_while_loading_or_asked_for(dtype, vllm, sglang):
+def test_quantized_weights_are_made_while_loading_or_requested(dtype, vllm, sglang):
     d = deployment(limits=EngineLimits(weight_dtype=dtype, max_model_len=4096))
     for launch, method in ((vllm_launch(d), vllm), (sglang_launch(d), sglang)):
         assert value(launch, "--quantization") == method
         assert ("$MODEL" in launch.command) == (method is None)
-        assert said(launch, dtype, "simulated")
+        assert message(launch, dtype, "simulated")
     given = vllm_launch(d, model="someone/a-quantised-one")
     assert given.command[2] == "someone/a-quantised-one"
     assert value(given, "--quantization") is None
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_is_published_quantised_needs_no_flag():
 def test_an_unpublished_model_leaves_a_placeholder():
     launch = vllm_launch(deploy("gpt3-39b", "H100", tp=2))
     assert launch.command[2] == "$MODEL"
-    assert said(launch, "set MODEL")
+    assert message(launch, "set MODEL")
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_the_cache_has_the_simulated_dtype_or_a_note(dtype, vllm, sglang):
     d = deployment(limits=EngineLimits(kv_dtype=dtype, max_model_len=4096))
     assert value(vllm_launch(d), "--kv-cache-dtype") == vllm
     assert value(sglang_launch(d), "--kv-cache-dtype") == sglang
-    assert bool(said(sglang_launch(d), "no KV cache of int8")) == (sglang is None)
+    assert bool(message(sglang_launch(d), "no KV cache of int8")) == (sglang is None)
 
 
 def test_a_given_number_of_blocks_is_handed_on_and_a_planned_one_is_not():
     planned, given = deployment(), deployment(num_blocks=1000)
     assert value(vllm_launch(planned), "--num-gpu-blocks-override") is None
-    assert said(vllm_launch(planned), f"{planned.kv.num_blocks * 16:,} tokens", "planned")
+    assert message(vllm_launch(planned), f"{planned.kv.num_blocks * 16:,} tokens", "planned")
     assert value(vllm_launch(given), "--num-gpu-blocks-override") == "1001"  # vLLM keeps one itself
     assert value(sglang_launch(given), "--max-total-tokens") == "16000"
 
@@ -178,15 +178,15 @@ def test_blocks_that_vllm_refuses_become_larger_ones_of_the_same_cache():
     launch = vllm_launch(d)
     assert value(launch, "--block-size") == "16"
     assert value(launch, "--num-gpu-blocks-override") == "501"
-    assert said(launch, "Blocks of 8 tokens")
+    assert message(launch, "Blocks of 8 tokens")
 
 
-def test_whole_prompts_need_a_budget_that_holds_the_longest():
+def test_unchunked_prompts_need_a_budget_for_the_longest():
     d = deployment(scheduler="vllm_v0", limits=EngineLimits(max_num_batched_tokens=2048, max_model_len=8192))
     launch = vllm_launch(d)
     assert value(launch, "--no-enable-chunked-prefill") is True
     assert value(launch, "--max-num-batched-tokens") == "8192"
-    assert said(launch, "from 2048 to 8192")
+    assert message(launch, "from 2048 to 8192")
     assert value(sglang_launch(d), "--chunked-prefill-size") == "-1"
 
 
@@ -194,14 +194,14 @@ def test_reserved_memory_becomes_a_bound_on_the_sequences():
     d = deployment(scheduler="orca", num_blocks=1000, limits=EngineLimits(max_model_len=4096))
     launch = vllm_launch(d)
     assert value(launch, "--max-num-seqs") == "3"  # 1000 blocks, 256 a request
-    assert said(launch, "longest sequence", "(3)")
+    assert message(launch, "longest sequence", "(3)")
 
 
 def test_a_step_smaller_than_the_batch_bounds_the_batch():
     limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=64, max_model_len=4096)
     launch = vllm_launch(deployment(limits=limits))
     assert value(launch, "--max-num-seqs") == "64"
-    assert said(launch, "no more sequences than a step has tokens")
+    assert message(launch, "no more sequences than a step has tokens")
 
 
 @rank
@@ -215,10 +215,10 @@ def test_no_rank_is_dropped_in_silence(name):
     d = deployment(scheduler=Scheduler(rank=name))
     launch = vllm_launch(d)
     stock = name in {"fcfs", "fcfs_evicted_first"}
-    assert bool(said(launch, "Requests went by")) != stock
-    assert bool(said(sglang_launch(d), "Requests went by")) != stock
-    told = bool(said(launch, "send"))
-    assert value(launch, "--scheduling-policy") == ("priority" if told else "fcfs")
+    assert bool(message(launch, "Requests went by")) != stock
+    assert bool(message(sglang_launch(d), "Requests went by")) != stock
+    reported = bool(message(launch, "send"))
+    assert value(launch, "--scheduling-policy") == ("priority" if reported else "fcfs")
 
 
 @pytest.mark.parametrize("axis", ["victim", "batching", "memory"])
@@ -236,9 +236,9 @@ def test_what_is_not_stock_is_named_or_bounded(axis):
         assert (launch == plain) == (name in stock), name
 
 
-def test_ones_own_policy_says_so():
+def test_a_custom_policy_is_noted():
     launch = vllm_launch(deployment(scheduler=Scheduler(rank=by_the_moon)))
-    assert said(launch, "by_the_moon (your own)")
+    assert message(launch, "by_the_moon (your own)")
 
 
 @pytest.fixture(scope="module")
@@ -273,17 +273,17 @@ def test_swaps_timeouts_small_steps_and_routers_have_notes():
     limits = EngineLimits(max_model_len=4096, max_step_seqs=16, timeout_s=30.0)
     scheduler = Scheduler(preemption_mode="swap", router="central")
     launch = vllm_launch(deployment(replicas=2, limits=limits, scheduler=scheduler))
-    assert said(launch, "swapped")
-    assert said(launch, "30 s")
-    assert said(launch, "At most 16 of 256")
-    assert said(launch, "central router", "gateway")
+    assert message(launch, "swapped")
+    assert message(launch, "30 s")
+    assert message(launch, "At most 16 of 256")
+    assert message(launch, "central router", "gateway")
 
 
-def test_a_replica_of_several_nodes_says_what_each_must_be_told():
+def test_a_multi_node_replica_is_noted_with_the_options_of_each_node():
     launch = vllm_launch(deploy("llama-3.1-405b", "H100", tp=8, pp=2, limits=EngineLimits(max_model_len=4096)))
     assert value(launch, "--nnodes") == "2"
-    assert said(launch, "--node-rank")
-    assert said(launch, "spans nodes of 8")
+    assert message(launch, "--node-rank")
+    assert message(launch, "spans nodes of 8")
 
 
 def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
@@ -306,8 +306,8 @@ def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
         ({"max_wait_s": 30.0}, ("Requests that had waited 30 s were scheduled before all others",)),
     ],
 )
-def test_what_only_a_gateway_can_do_is_said(axes, words):
+def test_gateway_only_features_are_noted(axes, words):
     d = deployment(scheduler=dataclasses.replace(deployment().scheduler, **axes))
     for launch in (vllm_launch(d), sglang_launch(d)):
-        assert said(launch, *words)
-        assert not said(vllm_launch(deployment()), *words)
+        assert message(launch, *words)
+        assert not message(vllm_launch(deployment()), *words)

@@ -74,7 +74,7 @@ def test_what_a_server_cannot_do_is_not_assumed(missing, strict):
     assert all(getattr(able, other) is True for other in others)
 
 
-def test_a_server_of_chats_alone_is_asked_so():
+def test_a_chat_only_server_is_sent_chats():
     with ScriptedServer(Script(can=frozenset({"chat", "models", "usage"}), strict=True)) as server:
         able = probed(server)
         assert (able.api, able.usage, able.token_ids, able.ids_each) == (CHAT, True, False, False)
@@ -83,7 +83,7 @@ def test_a_server_of_chats_alone_is_asked_so():
     assert "ignore_eos" not in server.log[-1].body
 
 
-def test_pieces_tell_their_tokens_times_and_end():
+def test_chunks_contain_tokens_times_and_the_finish_reason():
     with ScriptedServer(Script(first_s=0.05, gap_s=0.02, together=2)) as server:
         pieces = answered(server, max_tokens=7)
         outputs = [p for p in pieces if p.is_output]
@@ -95,13 +95,13 @@ def test_pieces_tell_their_tokens_times_and_end():
     assert all(0 <= by_s < 0.05 for by_s in late), late
 
 
-def test_ids_tell_tokens_where_usage_does_not():
+def test_token_ids_give_token_counts_where_usage_does_not():
     with ScriptedServer(Script(together=3, can=EVERYTHING - {"usage_each"})) as server:
         pieces = answered(server, max_tokens=7)
     assert [p.tokens for p in pieces if p.is_output] == [3, 3, 1]
 
 
-def test_where_nobody_tells_tokens_are_not_counted_by_chunks():
+def test_without_reported_counts_tokens_are_not_counted_by_chunks():
     with ScriptedServer(Script(together=3, can=EVERYTHING - {"usage_each", "ids_each"})) as server:
         pieces = answered(server, max_tokens=7)
     assert [p.tokens for p in pieces if p.is_output] == [0, 0, 0]
@@ -139,7 +139,7 @@ def test_each_failure_has_its_name(fault, reason):
         assert caught.value.reason == reason, caught.value
 
 
-def test_nobody_there_is_refused():
+def test_an_unreachable_server_is_refused():
     with ScriptedServer() as server:
         pass
     with pytest.raises(RequestError) as caught:
@@ -150,7 +150,7 @@ def test_nobody_there_is_refused():
         probed(server)
 
 
-def test_a_host_that_is_not_known_is_told_without_the_library_s_words():
+def test_an_unknown_host_is_reported_without_the_wording_of_the_library():
     with pytest.raises(InputError, match=r"no server answers at http://no\.invalid:9") as caught:
         probed(SimpleNamespace(url="http://no.invalid:9"))
     assert "ssl" not in str(caught.value)
@@ -192,7 +192,7 @@ def test_of_a_server_of_pages_comes_one_short_line(monkeypatch, status, model):
     assert len(words) < 400
 
 
-def test_a_model_that_is_not_there_is_told():
+def test_an_unknown_model_is_reported():
     with ScriptedServer() as server, pytest.raises(InputError, match="has no model 'other'; it lists toy"):
         probed(server, model="other")
 

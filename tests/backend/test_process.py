@@ -91,7 +91,7 @@ def test_an_engine_is_ready_when_handed_out_and_gone_with_its_children(log, heal
     assert not is_taken("127.0.0.1", port)
 
 
-def test_an_engine_has_a_group_of_its_own_and_the_session_of_whoever_started_it(log):
+def test_an_engine_has_its_own_process_group_and_the_session_of_its_starter(log):
     """Processors are shared between sessions: of another one it could leave its own client none for seconds."""
     port = free_port()
     with local_engine(server(port), port=port, log_path=log, ready_s=20) as engine:
@@ -109,7 +109,7 @@ def test_an_engine_that_ignores_the_request_to_end_is_killed(log):
     assert time.monotonic() - start < 15
 
 
-def test_an_engine_that_dies_at_start_is_told_of_with_its_last_words(log):
+def test_an_engine_that_dies_at_start_is_reported_with_its_last_output(log):
     code = "import sys; [print('line', i) for i in range(100)]; sys.exit('no such model')"
     with (
         pytest.raises(EngineError, match=r"status 1(.|\n)*line 99(.|\n)*no such model") as caught,
@@ -119,7 +119,7 @@ def test_an_engine_that_dies_at_start_is_told_of_with_its_last_words(log):
     assert "line 10\n" not in str(caught.value)
 
 
-def test_an_engine_that_is_late_is_told_of_and_ended(log):
+def test_an_engine_that_starts_too_late_is_reported_and_stopped(log):
     port = free_port()
     with (
         pytest.raises(EngineError, match=r"ready within 0.5 s(.|\n)*child"),
@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(log):
         assert not second.exists()
 
 
-def test_a_program_that_is_not_there_is_refused(log):
+def test_a_missing_program_is_refused(log):
     with (
         pytest.raises(InputError, match="no-such-engine"),
         local_engine(["no-such-engine"], port=free_port(), log_path=log),
@@ -167,7 +167,7 @@ def test_a_log_that_cannot_be_written_is_refused(log):
         pytest.fail("there is nowhere to write")
 
 
-def test_an_engine_ends_when_whoever_started_it_is_killed(log, tmp_path):
+def test_an_engine_ends_when_its_starter_is_killed(log, tmp_path):
     port = free_port()
     starter = f"""
 import sys, time
@@ -186,7 +186,7 @@ with local_engine({server(port)!r}, port={port}, log_path={str(log)!r}, grace_s=
     assert gone_within(child, 10)
 
 
-def test_an_engine_that_is_deaf_ends_when_whoever_asked_it_to_is_killed(log):
+def test_an_unresponsive_engine_ends_when_the_process_that_stops_it_is_killed(log):
     port = free_port()
     starter = f"""
 import time

@@ -42,7 +42,7 @@ def test_every_pair_has_gpus_and_ports_of_its_own():
     assert scripts["router.sh"].count("--prefill http") == scripts["router.sh"].count("--decode http") == 2
 
 
-def test_stages_are_not_told_phases_inside():
+def test_stage_engines_get_no_internal_phases():
     assert set(scheduled_scripts(ScheduledEngines("stages", one(2)))) == {"vllm.sh"}
     assert set(scheduled_scripts(ScheduledEngines("one", one(2), phases=PHASES))) == {"vllm.sh", "vllm-phases.sh"}
 

@@ -29,7 +29,7 @@ ASKED_FOR_MODELS = (
 
 
 @pytest.mark.parametrize("name", ASKED_FOR_MODELS)
-def test_a_model_that_papers_and_people_use_is_here(name):
+def test_commonly_used_models_are_in_the_catalog(name):
     assert catalog.model(name).name == name
 
 
@@ -49,7 +49,7 @@ def test_no_two_entries_answer_to_one_name(entries):
     assert [spelling for spelling, times in spelt.items() if times > 1] == []
 
 
-def test_every_entry_says_where_it_is_from():
+def test_every_entry_names_its_source():
     sources = [spec.metadata.source for spec in MODELS.values()]
     sources += [entry.source for entries in (GPUS, NODES, LINKS) for entry in entries.values()]
     assert all(len(source) > 10 for source in sources)
@@ -246,7 +246,7 @@ def test_a_node_of_the_users_own_mixes_known_and_own_links(tmp_path):
         (("[Mine]", "[Mine"), r"must be TOML"),
     ],
 )
-def test_a_gpu_file_that_cannot_be_used_says_why(tmp_path, change, message):
+def test_an_unusable_gpu_file_is_reported_with_the_reason(tmp_path, change, message):
     file = tmp_path / "mine.toml"
     file.write_text(MY_GPU.replace('"', "'").replace(*change))
     with pytest.raises(InputError, match=message or r"must hold one GPU as one table.*it holds Mine, Yours"):
@@ -263,14 +263,14 @@ def test_a_gpu_file_that_cannot_be_used_says_why(tmp_path, change, message):
         (("gpus = 2", "gpus = 2.5"), r"gpus must be a whole number that is not negative; it is 2.5"),
     ],
 )
-def test_a_node_file_that_cannot_be_used_says_why(tmp_path, change, message):
+def test_an_unusable_node_file_is_reported_with_the_reason(tmp_path, change, message):
     file = tmp_path / "box.toml"
     file.write_text(MY_NODE.replace(*change))
     with pytest.raises(InputError, match=message):
         catalog.node(file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"cannot read .*none.toml: No such file"):
         catalog.gpu(tmp_path / "none.toml")
     with pytest.raises(InputError, match=r"cannot read .*none.json: No such file"):

@@ -105,7 +105,7 @@ def test_a_config_gives_the_published_count(name, published):
     ("name", "changes", "window"),
     [("gpt-oss-20b", {}, (128, 12)), ("smollm", {"no_rope_layers": [1, 1, 1, 0] * 8}, (None, 0))],
 )
-def test_a_layer_list_says_which_layers_have_a_window(name, changes, window):
+def test_a_layer_list_determines_which_layers_have_a_window(name, changes, window):
     base = name if name in NAMES else "llama-3.1-8b"
     attention = catalog.model_from_config(config_of(base, **changes), name).attention
     assert (attention.window_tokens, attention.windowed_layers) == window
@@ -283,7 +283,7 @@ def test_dense_layers_of_a_moe_are_counted_where_a_config_lists_them():
     assert read == [3, 24, 1, 3, 24, 5, 0]
 
 
-def test_a_tie_that_is_not_said_follows_the_class():
+def test_an_unstated_embedding_tie_follows_the_class():
     llama = config_of("llama-2-70b", tie_word_embeddings="absent")
     opt = config_of("opt-13b")
     assert not catalog.model_from_config(llama, "llama").tied_embeddings

@@ -109,14 +109,14 @@ def test_only_layers_that_cache_count_for_the_kv_cache():
     assert catalog.state_bytes_per_sequence(MODELS["qwen3-30b-a3b"]) == pytest.approx(0)
 
 
-def test_a_model_says_how_its_layers_are_simplified():
-    def said(name):
+def test_the_notes_describe_how_layers_are_simplified():
+    def message(name):
         return " ".join(catalog.approximations(MODELS[name]))
 
-    assert "12 of 24 layers have a window of 128 tokens" in said("gpt-oss-20b")
-    assert "sparse attention is timed as attention over all keys" in said("deepseek-v3.2")
-    assert "36 of 48 layers have linear attention" in said("qwen3-next-80b-a3b")
-    assert not said("llama-3.1-8b")
+    assert "12 of 24 layers have a window of 128 tokens" in message("gpt-oss-20b")
+    assert "sparse attention is timed as attention over all keys" in message("deepseek-v3.2")
+    assert "36 of 48 layers have linear attention" in message("qwen3-next-80b-a3b")
+    assert not message("llama-3.1-8b")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -164,7 +164,7 @@ def test_kv_bytes_of_a_token_at_16_bits(name, expected):
     assert catalog.kv_bytes_per_token(MODELS[name], "float16") == expected
 
 
-def test_kv_bytes_follow_the_dtype_that_is_asked_for():
+def test_kv_bytes_follow_the_requested_dtype():
     spec = MODELS["llama-2-70b"]
     assert catalog.kv_bytes_per_token(spec, "fp8_e4m3") == 160 * KIB
     assert catalog.kv_bytes_per_token(spec, "fp32") == 640 * KIB
@@ -207,7 +207,7 @@ def test_an_unknown_dtype_names_the_known_ones():
 
 
 @pytest.mark.parametrize("index", [-1, 32])
-def test_a_layer_that_is_not_there_is_refused(index):
+def test_an_out_of_range_layer_is_refused(index):
     with pytest.raises(InputError, match=rf"must be in 0\.\.31; it is {index}"):
         catalog.layer_parameters(MODELS["llama-2-7b"], index)
 

@@ -10,20 +10,20 @@ import pytest
 from lengthwise.cli import main
 
 
-class Ended(NamedTuple):
+class Finished(NamedTuple):
     code: int
     out: str
     err: str
 
 
 @pytest.fixture
-def cli(capsys) -> Callable[..., Ended]:
+def cli(capsys) -> Callable[..., Finished]:
     """Runs a command line in this process."""
 
-    def run(*arguments: object) -> Ended:
+    def run(*arguments: object) -> Finished:
         code = main([str(argument) for argument in arguments])
         caught = capsys.readouterr()
-        return Ended(code, caught.out, caught.err)
+        return Finished(code, caught.out, caught.err)
 
     return run
 

@@ -52,10 +52,10 @@ def profile(monkeypatch):
     program.command()(app_profile.run)
 
     def run(*arguments):
-        ended = CliRunner().invoke(program, [str(argument) for argument in arguments])
-        if isinstance(ended.exception, InputError):
-            raise ended.exception
-        return ended
+        finished = CliRunner().invoke(program, [str(argument) for argument in arguments])
+        if isinstance(finished.exception, InputError):
+            raise finished.exception
+        return finished
 
     return run
 
@@ -70,17 +70,17 @@ def application(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_profile_is_measured_shown_kept_and_laid_over(profile, application, tmp_path):
+def test_a_profile_is_measured_shown_saved_and_applied(profile, application, tmp_path):
     out = tmp_path / "profile"
-    ended = profile(application, "--out", out, "--rows", 4, "--times", 2)
-    assert ended.exit_code == 0, ended.output
-    shown = ended.stdout
+    finished = profile(application, "--out", out, "--rows", 4, "--times", 2)
+    assert finished.exit_code == 0, finished.output
+    shown = finished.stdout
     for name in ("writer", "judge"):
         assert re.search(rf"{name} +A100-80GB, tp=1 +2 +[\d.]+ ± [\d.]+ +[\d.]+ ± [\d.]+ +[\d.]+ ± ", shown)
         assert re.search(rf"{name} +4 +4 +[\d.]+ ± [\d.]+ +\d", shown)
         assert (out / f"lengths-{name}.csv").exists()
-    assert "writer: started and stopped 2 of 2 times" in ended.stderr
-    assert f"use it: lengthwise app plan {application} --profile {out}" in ended.stderr
+    assert "writer: started and stopped 2 of 2 times" in finished.stderr
+    assert f"use it: lengthwise app plan {application} --profile {out}" in finished.stderr
 
     after = load_app_request(application, profile=out)
     book = read_profile(out)
@@ -106,7 +106,7 @@ def test_lengths_are_read_back_by_a_file_of_its_own(profile, application, tmp_pa
     assert not (out / "lengths-judge.csv").exists()
 
 
-def test_engines_that_others_run_are_asked_for_lengths_alone(profile, application, tmp_path):
+def test_external_engines_are_measured_for_lengths_alone(profile, application, tmp_path):
     import asyncio
     import threading
 
@@ -120,18 +120,18 @@ def test_engines_that_others_run_are_asked_for_lengths_alone(profile, applicatio
             ready.set()
             await asyncio.get_running_loop().run_in_executor(None, over.wait)
 
-    beside = threading.Thread(target=lambda: asyncio.run(serve()))
-    beside.start()
+    companion = threading.Thread(target=lambda: asyncio.run(serve()))
+    companion.start()
     try:
         assert ready.wait(60)
         sets = [word for name, url in urls.items() for word in ("--set", f'run.engines.{name}.urls=["{url}"]')]
         out = tmp_path / "profile"
-        ended = profile(application, "--out", out, "--rows", 3, "--set", "run.launcher=static", *sets)
+        finished = profile(application, "--out", out, "--rows", 3, "--set", "run.launcher=static", *sets)
     finally:
         over.set()
-        beside.join()
-    assert ended.exit_code == 0, ended.output
-    assert "note: the engines already run" in ended.stdout
+        companion.join()
+    assert finished.exit_code == 0, finished.output
+    assert "note: the engines already run" in finished.stdout
     book = read_profile(out)
     assert book.switches == ()
     assert [(one.model, one.outputs) for one in book.lengths] == [("writer", 3), ("judge", 3)]
@@ -146,13 +146,13 @@ def test_engines_that_others_run_are_asked_for_lengths_alone(profile, applicatio
         (("--node", "8xA100-8GB"), "A100-80GB"),
     ],
 )
-def test_what_cannot_be_measured_is_told(profile, application, tmp_path, words, message):
+def test_an_unmeasurable_setup_is_reported(profile, application, tmp_path, words, message):
     with pytest.raises(InputError, match=message):
         profile(application, "--out", tmp_path / "profile", *words)
     assert not (tmp_path / "profile").exists()
 
 
-def test_an_application_without_gpus_is_told_how_to_name_them(profile, application, tmp_path):
+def test_an_application_without_gpus_is_reported_with_how_to_name_them(profile, application, tmp_path):
     text = application.read_text("utf-8")
     application.write_text(text.replace('[cluster]\nnodes = ["2xA100-80GB"]\n', ""), "utf-8")
     with pytest.raises(InputError, match="--node 8xA100-80GB"):

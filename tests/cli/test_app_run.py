@@ -30,11 +30,11 @@ def run(cli, path, out, *more):
 
 def test_a_run_writes_answers_in_the_order_of_the_rows_and_a_manifest(cli, tmp_path):
     out = tmp_path / "run"
-    ended = run(cli, write_app(tmp_path), out, *SIMULATED)
-    assert ended.code == 0, ended.err
-    assert ended.out.splitlines()[0].startswith("done after ")
-    assert "16 done" in ended.out
-    assert f"outputs, manifest and logs are in {out}" in ended.out
+    finished = run(cli, write_app(tmp_path), out, *SIMULATED)
+    assert finished.code == 0, finished.err
+    assert finished.out.splitlines()[0].startswith("done after ")
+    assert "16 done" in finished.out
+    assert f"outputs, manifest and logs are in {out}" in finished.out
     assert [(one["id"], one["call"]) for one in outputs(out)] == [
         (f"r{n}", call) for n in range(8) for call in ("draft", "verdict")
     ]
@@ -45,8 +45,8 @@ def test_a_run_writes_answers_in_the_order_of_the_rows_and_a_manifest(cli, tmp_p
 
 
 def test_progress_off_a_terminal_is_a_line_now_and_then_after_what_is_assumed(cli, tmp_path):
-    ended = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED)
-    lines = ended.err.splitlines()
+    finished = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED)
+    lines = finished.err.splitlines()
     assert lines[0].startswith("note: switch times are assumed")
     assert lines[1].startswith("0.5 s: 0 of 16 tasks, ")
     assert "s left (" in lines[1]
@@ -63,10 +63,10 @@ def test_a_line_of_progress_stays_short_with_many_models():
         ModelProgress(f"a-model-with-a-long-name-{n:02}", "runs", 2000, {}, 256, 9, 12345.0, None, ((n,),))
         for n in range(12)
     )
-    told = line(Progress(95.4, 1, 3, models, 0.3, (400.0, 360.0, 440.0)))
-    assert "a-model-with-a-long-name-00" in told
-    assert "8 more models" in told
-    assert len(told) < 400
+    reported = line(Progress(95.4, 1, 3, models, 0.3, (400.0, 360.0, 440.0)))
+    assert "a-model-with-a-long-name-00" in reported
+    assert "8 more models" in reported
+    assert len(reported) < 400
 
 
 def test_the_table_of_a_terminal_has_each_model_and_fits_it():
@@ -107,12 +107,12 @@ def test_the_table_of_a_terminal_has_each_model_and_fits_it():
 
 
 def test_the_page_of_a_run_is_written(cli, tmp_path):
-    ended = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED, "--report", tmp_path / "run.html")
+    finished = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED, "--report", tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text("utf-8")
     assert "The run finished after" in page
     assert "<h2>The run</h2>" in page
     assert "<h2>The plan</h2>" in page
-    assert f"wrote {tmp_path / 'run.html'}" in ended.err
+    assert f"wrote {tmp_path / 'run.html'}" in finished.err
 
 
 def test_a_plan_that_was_written_is_followed(cli, tmp_path):
@@ -125,48 +125,48 @@ def test_a_plan_that_was_written_is_followed(cli, tmp_path):
     assert [[p["dp"] for p in stage] for stage in followed] == [[p["dp"] for p in stage] for stage in planned]
 
 
-def test_a_run_is_gone_on_with_only_when_asked_and_ends_the_same(cli, tmp_path):
+def test_a_run_is_resumed_only_when_requested_and_ends_the_same(cli, tmp_path):
     path, out = write_app(tmp_path), tmp_path / "run"
     run(cli, path, out, *SIMULATED, "-q")
     first = (out / "outputs.jsonl").read_bytes()
-    ended = run(cli, path, out, *SIMULATED)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: ")
-    assert "--resume" in ended.err
+    finished = run(cli, path, out, *SIMULATED)
+    assert (finished.code, finished.out) == (2, "")
+    assert finished.err.startswith("error: ")
+    assert "--resume" in finished.err
     again = run(cli, path, out, *SIMULATED, "--resume")
     assert again.code == 0
     assert "note: resumed: draft: 8 of 8 answers kept; verdict: 8 of 8" in again.err
     assert (out / "outputs.jsonl").read_bytes() == first
 
 
-def test_a_folder_without_a_run_is_told_where_one_is_to_be_gone_on_with(cli, tmp_path):
-    path, out, said = write_app(tmp_path), tmp_path / "run", "has no run to resume: a new one starts"
-    begun = run(cli, path, out, *SIMULATED, "--resume")
-    assert (begun.code, said in begun.out + begun.err) == (0, True)
+def test_a_folder_without_a_run_to_resume_is_reported(cli, tmp_path):
+    path, out, message = write_app(tmp_path), tmp_path / "run", "has no run to resume: a new one starts"
+    started = run(cli, path, out, *SIMULATED, "--resume")
+    assert (started.code, message in started.out + started.err) == (0, True)
     again = run(cli, path, out, *SIMULATED, "--resume")
-    assert (again.code, said in again.out + again.err) == (0, False)
+    assert (again.code, message in again.out + again.err) == (0, False)
 
 
-def test_what_a_changed_application_keeps_is_told(cli, tmp_path):
+def test_answers_retained_by_a_changed_application_are_reported(cli, tmp_path):
     path, out = write_app(tmp_path), tmp_path / "run"
     run(cli, path, out, *SIMULATED, "-q")
     drafts = [one["text"] for one in outputs(out) if one["call"] == "draft"]
     path = write_app(tmp_path, decision="Is it good? {{ draft }}")
-    ended = run(cli, path, out, *SIMULATED, "--resume")
-    assert ended.code == 0
-    told = "draft: 8 of 8 answers kept; verdict: 0 of 8 answers kept"
-    assert ended.out.splitlines()[0] == told
-    lines = ended.err.splitlines()
-    assert lines[0] == f"note: resumed: {told}", "at the start too, before any progress"
+    finished = run(cli, path, out, *SIMULATED, "--resume")
+    assert finished.code == 0
+    reported = "draft: 8 of 8 answers kept; verdict: 0 of 8 answers kept"
+    assert finished.out.splitlines()[0] == reported
+    lines = finished.err.splitlines()
+    assert lines[0] == f"note: resumed: {reported}", "at the start too, before any progress"
     assert [one["text"] for one in outputs(out) if one["call"] == "draft"] == drafts
 
 
-def test_where_the_disk_is_full_it_ends_with_2_and_what_to_do_and_goes_on_when_there_is_room(cli, tmp_path):
+def test_a_full_disk_exits_with_2_and_a_remedy_and_the_run_resumes_when_there_is_room(cli, tmp_path):
     """A file may not grow beyond a size: the ledger holds a part of the answers by then."""
     path, out = write_app(tmp_path, rows=300), tmp_path / "run"
     assert run(cli, path, tmp_path / "complete", *SIMULATED, "-q").code == 0
     command = [sys.executable, "-m", "lengthwise.cli", "app", "run", str(path), "--out", str(out), *SIMULATED]
-    ended = subprocess.run(
+    finished = subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -174,9 +174,9 @@ def test_where_the_disk_is_full_it_ends_with_2_and_what_to_do_and_goes_on_when_t
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
     )
-    assert ended.returncode == 2, ended.stderr
-    assert f"error: cannot keep the ledger in {out / 'ledger.sqlite'}: " in ended.stderr
-    assert "make room or mend the disk, and go on with --resume" in ended.stderr
+    assert finished.returncode == 2, finished.stderr
+    assert f"error: cannot keep the ledger in {out / 'ledger.sqlite'}: " in finished.stderr
+    assert "make room or mend the disk, and go on with --resume" in finished.stderr
     assert not (out / "outputs.jsonl").exists()
     status = json.loads(cli("app", "status", out, "--json").out)
     assert sum(status["tasks"].values()) == 600
@@ -189,29 +189,29 @@ def test_a_request_that_cannot_be_made_is_dead_and_the_rest_is_done(cli, tmp_pat
     path = write_app(tmp_path, decision="Judge {{ draft if part != 3 or 'tokens' not in draft else draft.split()[9] }}")
     rows = [json.dumps({"id": f"r{n}", "topic": "the sea", "part": n}) for n in range(8)]
     (tmp_path / "topics.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
-    ended = run(cli, path, tmp_path / "run", *SIMULATED)
-    assert ended.code == 1, ended.err
-    assert "15 done, 1 dead" in ended.out
+    finished = run(cli, path, tmp_path / "run", *SIMULATED)
+    assert finished.code == 1, finished.err
+    assert "15 done, 1 dead" in finished.out
     (dead,) = [json.loads(line) for line in (tmp_path / "run" / "dead.jsonl").read_text("utf-8").splitlines()]
     assert (dead["id"], dead["call"], dead["state"]) == ("r3", "verdict", "dead")
     assert "list object has no element 9" in dead["error"]
-    assert f"1 tasks are dead or blocked by dead ones: {tmp_path / 'run' / 'dead.jsonl'}" in ended.err
+    assert f"1 tasks are dead or blocked by dead ones: {tmp_path / 'run' / 'dead.jsonl'}" in finished.err
 
 
 def test_status_and_cancel_of_a_run_that_is_over(cli, tmp_path):
     out = tmp_path / "run"
     run(cli, write_app(tmp_path), out, *SIMULATED, "-q")
     assert cli("app", "status", out).out.splitlines()[0] == "16 of 16 tasks have finished: 16 done"
-    told = json.loads(cli("app", "status", out, "--json").out)
-    assert (told["tasks"], told["runs_now"], told["cancelled"]) == ({"done": 16}, [], False)
+    reported = json.loads(cli("app", "status", out, "--json").out)
+    assert (reported["tasks"], reported["runs_now"], reported["cancelled"]) == ({"done": 16}, [], False)
     assert cli("app", "cancel", out).out == "not running; there is nothing to cancel\n"
 
 
 @pytest.mark.parametrize("command", ["status", "cancel"])
-def test_where_no_run_is_there_is_none_to_look_at(cli, tmp_path, command):
-    ended = cli("app", command, tmp_path)
-    assert ended.code == 2
-    assert "must be the folder of a run" in ended.err
+def test_without_a_run_there_is_none_to_inspect(cli, tmp_path, command):
+    finished = cli("app", command, tmp_path)
+    assert finished.code == 2
+    assert "must be the folder of a run" in finished.err
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,10 @@ def test_where_no_run_is_there_is_none_to_look_at(cli, tmp_path, command):
     ],
 )
 def test_what_cannot_be_run_is_one_error_alone(cli, tmp_path, arguments, report):
-    ended = run(cli, write_app(tmp_path), tmp_path / "run", *arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: ")
-    assert report in ended.err
+    finished = run(cli, write_app(tmp_path), tmp_path / "run", *arguments)
+    assert (finished.code, finished.out) == (2, "")
+    assert finished.err.startswith("error: ")
+    assert report in finished.err
     assert not (tmp_path / "run" / "outputs.jsonl").exists()
 
 
@@ -246,12 +246,12 @@ class Process:
         """Waits until a test of the status says yes."""
         until_s = time.monotonic() + LIMIT_S
         while time.monotonic() < until_s:
-            ended = self._cli("app", "status", self._out, "--json")
-            if ended.code == 0 and test(json.loads(ended.out)):
+            finished = self._cli("app", "status", self._out, "--json")
+            if finished.code == 0 and test(json.loads(finished.out)):
                 return
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.1)
-        raise AssertionError(f"it never came: {ended}")
+        raise AssertionError(f"it never came: {finished}")
 
     def completed(self):
         out, err = self.process.communicate(timeout=LIMIT_S)
@@ -264,7 +264,7 @@ def some_are_done(status):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["interrupted", "killed", "cancelled"])
-def test_a_run_that_was_ended_is_gone_on_with_and_ends_as_if_it_had_not_been(cli, tmp_path, how):
+def test_an_interrupted_run_is_resumed_and_ends_as_if_undisturbed(cli, tmp_path, how):
     """Greedy answers: byte for byte those of a run that nobody disturbed."""
     path = write_app(tmp_path, rows=30, step_s=0.02)
     assert run(cli, path, tmp_path / "complete", "-q").code == 0
@@ -275,11 +275,11 @@ def test_a_run_that_was_ended_is_gone_on_with_and_ends_as_if_it_had_not_been(cli
         assert cli("app", "cancel", out).out == "the run is cancelled\n"
     else:
         os.kill(process.process.pid, signal.SIGINT if how == "interrupted" else signal.SIGKILL)
-    code, printed, told = process.completed()
+    code, printed, reported = process.completed()
     if how == "killed":
         assert code == -signal.SIGKILL
     else:
-        assert code == 130, told
+        assert code == 130, reported
         assert ("stopped after" if how == "interrupted" else "cancelled after") in printed
     status = cli("app", "status", out)
     assert "not running; continue with app run --resume" in status.out

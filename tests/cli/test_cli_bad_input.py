@@ -98,36 +98,36 @@ def folder(tmp_path, scenario_file):
 def test_a_replayed_trace_out_of_order_is_an_error(cli, folder, words):
     replay = folder / "replay.toml"
     replay.write_text((folder / "small.toml").read_text().replace("request_rate = 20\n", ""))
-    ended = cli("simulate", replay, "--set", "workload.trace=unsorted.csv")
-    assert (ended.code, ended.out) == (2, "")
-    assert words in ended.err
+    finished = cli("simulate", replay, "--set", "workload.trace=unsorted.csv")
+    assert (finished.code, finished.out) == (2, "")
+    assert words in finished.err
 
 
 @pytest.mark.parametrize(("overrides", "words"), BAD.values(), ids=BAD)
 def test_simulate_ends_with_one_message_and_no_file(cli, folder, overrides, words):
     out, html = folder / "out.json", folder / "out.html"
     sets = [part for override in overrides for part in ("--set", override)]
-    ended = cli("simulate", folder / "small.toml", *sets, "--json", out, "--report", html)
-    assert (ended.code, ended.out) == (2, "")
-    assert words in ended.err
-    errors = [line for line in ended.err.splitlines() if not line.startswith("compiling the simulator")]
+    finished = cli("simulate", folder / "small.toml", *sets, "--json", out, "--report", html)
+    assert (finished.code, finished.out) == (2, "")
+    assert words in finished.err
+    errors = [line for line in finished.err.splitlines() if not line.startswith("compiling the simulator")]
     assert errors[0].startswith("error: ")
     assert sum(line.startswith("error") for line in errors) == 1
-    assert "Traceback" not in ended.err
+    assert "Traceback" not in finished.err
     assert not out.exists()
     assert not html.exists()
 
 
 @pytest.mark.parametrize("overrides", [BAD["an unknown model"][0], BAD["a model that does not fit"][0]])
 def test_explain_ends_the_same_way(cli, folder, overrides):
-    ended = cli("explain", folder / "small.toml", "--set", *overrides)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: ")
+    finished = cli("explain", folder / "small.toml", "--set", *overrides)
+    assert (finished.code, finished.out) == (2, "")
+    assert finished.err.startswith("error: ")
 
 
-def test_the_note_says_where_in_the_file(cli, folder):
-    ended = cli("simulate", folder / "small.toml", "--set", "deployment.model=llama-3-9b")
-    assert f"(in variant 'one' of {folder / 'small.toml'}, deployment.model)" in ended.err
+def test_the_note_gives_the_location_in_the_file(cli, folder):
+    finished = cli("simulate", folder / "small.toml", "--set", "deployment.model=llama-3-9b")
+    assert f"(in variant 'one' of {folder / 'small.toml'}, deployment.model)" in finished.err
 
 
 @pytest.fixture
@@ -149,18 +149,18 @@ def not_simulated(monkeypatch):
     ],
 )
 def test_a_path_that_cannot_be_written_is_known_before_the_simulation(cli, folder, option, path, words):
-    ended = cli("simulate", folder / "small.toml", option, folder / path)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: cannot write")
-    assert words in ended.err
+    finished = cli("simulate", folder / "small.toml", option, folder / path)
+    assert (finished.code, finished.out) == (2, "")
+    assert finished.err.startswith("error: cannot write")
+    assert words in finished.err
 
 
 @pytest.mark.usefixtures("not_simulated")
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
 def test_a_folder_that_takes_no_files_is_known_before_the_simulation(cli, folder):
-    ended = cli("simulate", folder / "small.toml", "--report", "/proc/r.html")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: cannot write /proc/r.html: ")
+    finished = cli("simulate", folder / "small.toml", "--report", "/proc/r.html")
+    assert (finished.code, finished.out) == (2, "")
+    assert finished.err.startswith("error: cannot write /proc/r.html: ")
 
 
 @pytest.mark.usefixtures("not_simulated")
@@ -168,17 +168,17 @@ def test_a_folder_that_takes_no_files_is_known_before_the_simulation(cli, folder
 def test_no_output_over_what_the_scenario_is_read_from(cli, folder, option, name):
     before = (folder / name).read_bytes()
     replayed = ["--set", "workload={trace='good.csv',num_requests=1}"]
-    ended = cli("simulate", folder / "small.toml", *replayed, option, folder / "." / name)
-    assert (ended.code, ended.out) == (2, "")
-    assert "it is also an input" in ended.err
+    finished = cli("simulate", folder / "small.toml", *replayed, option, folder / "." / name)
+    assert (finished.code, finished.out) == (2, "")
+    assert "it is also an input" in finished.err
     assert (folder / name).read_bytes() == before
 
 
 @pytest.mark.usefixtures("not_simulated")
 def test_only_json_goes_to_standard_output(cli, folder):
-    ended = cli("simulate", folder / "small.toml", "--report", "-")
-    assert (ended.code, ended.out) == (2, "")
-    assert "only --json goes to standard output" in ended.err
+    finished = cli("simulate", folder / "small.toml", "--report", "-")
+    assert (finished.code, finished.out) == (2, "")
+    assert "only --json goes to standard output" in finished.err
 
 
 @pytest.mark.parametrize(
@@ -195,38 +195,38 @@ def test_only_json_goes_to_standard_output(cli, folder):
 )
 def test_no_page_and_no_records_go_to_standard_output(cli, folder, monkeypatch, line):
     monkeypatch.chdir(folder)
-    ended = cli(*line)
-    assert (ended.code, ended.out) == (2, "")
-    assert "only --json goes to standard output" in ended.err
+    finished = cli(*line)
+    assert (finished.code, finished.out) == (2, "")
+    assert "only --json goes to standard output" in finished.err
     assert not (folder / "-").exists()
 
 
 @pytest.mark.parametrize("command", ["explain", "capacity", "lab", "search", "simulate", "bench", "calibrate"])
-def test_every_command_tells_what_an_override_displaced(cli, folder, command):
+def test_every_command_reports_what_an_override_replaced(cli, folder, command):
     """And then ends (but for simulate, which first looks whether it can work), as there is no such trace."""
     line = {
         "bench": ["http://127.0.0.1:9", folder / "small.toml"],
         "calibrate": [folder / "small.toml", folder / "none.parquet", "--out", folder / "cost.npz"],
     }.get(command, [folder / "small.toml"])
     trace = "good.csv" if command == "simulate" else "none.csv"
-    ended = cli(command, *line, "--set", f"workload.trace={trace}")
-    assert ended.code == (0 if command == "simulate" else 2)
-    assert ended.err.count("--set workload.trace takes the place of workload.prompt and workload.output") == 1
+    finished = cli(command, *line, "--set", f"workload.trace={trace}")
+    assert finished.code == (0 if command == "simulate" else 2)
+    assert finished.err.count("--set workload.trace takes the place of workload.prompt and workload.output") == 1
 
 
 @pytest.mark.usefixtures("not_simulated")
 def test_a_report_without_its_extra_is_known_before_the_simulation(cli, folder, monkeypatch):
     monkeypatch.setattr("lengthwise.cli.outputs.find_spec", lambda _: None)
-    ended = cli("simulate", folder / "small.toml", "--report", folder / "out.html")
-    assert (ended.code, ended.out) == (2, "")
-    assert "pip install 'lengthwise[report]'" in ended.err
+    finished = cli("simulate", folder / "small.toml", "--report", folder / "out.html")
+    assert (finished.code, finished.out) == (2, "")
+    assert "pip install 'lengthwise[report]'" in finished.err
 
 
 def test_two_outputs_in_one_file(cli, folder):
     same = folder / "out"
-    ended = cli("simulate", folder / "small.toml", "--json", same, "--report", folder / "." / "out")
-    assert ended.code == 2
-    assert "its own file" in ended.err
+    finished = cli("simulate", folder / "small.toml", "--json", same, "--report", folder / "." / "out")
+    assert finished.code == 2
+    assert "its own file" in finished.err
     assert not same.exists()
 
 
@@ -241,12 +241,12 @@ def test_two_outputs_in_one_file(cli, folder):
 def test_files_that_are_no_scenarios(cli, tmp_path, text, words):
     (tmp_path / "s.toml").write_text(text)
     for command in ("simulate", "explain"):
-        ended = cli(command, tmp_path / "s.toml")
-        assert (ended.code, ended.out) == (2, "")
-        assert words in ended.err
+        finished = cli(command, tmp_path / "s.toml")
+        assert (finished.code, finished.out) == (2, "")
+        assert words in finished.err
 
 
 def test_no_scenario_file(cli, tmp_path):
-    ended = cli("simulate", tmp_path / "none.toml")
-    assert ended.code == 2
-    assert "there is no scenario file" in ended.err
+    finished = cli("simulate", tmp_path / "none.toml")
+    assert finished.code == 2
+    assert "there is no scenario file" in finished.err

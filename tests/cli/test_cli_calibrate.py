@@ -49,12 +49,12 @@ def files(tmp_path):
 def test_tables_are_written_that_simulate_takes(cli, files, tmp_path):
     path, run, out = files
     page, numbers = tmp_path / "page.md", tmp_path / "numbers.json"
-    ended = cli("calibrate", path, run, "--out", out, "--fit", "work", "--json", numbers, "--report", page)
-    assert ended.code == 0, ended.err
+    finished = cli("calibrate", path, run, "--out", out, "--fit", "work", "--json", numbers, "--report", page)
+    assert finished.code == 0, finished.err
     for words in ("held-out", "TTFT", "projections", "beyond that the tables extrapolate"):
-        assert words in ended.out
+        assert words in finished.out
         assert words in page.read_text("utf-8")
-    assert f"--cost tables:{out}" in ended.err
+    assert f"--cost tables:{out}" in finished.err
     found = json.loads(numbers.read_text("utf-8"))
     assert (found["format"], found["version"]) == ("lengthwise.calibration", 1)
     (work,) = [p for p in found["parameters"] if p["name"] == "work"]
@@ -66,27 +66,29 @@ def test_tables_are_written_that_simulate_takes(cli, files, tmp_path):
 def test_where_runs_come_from_stands_before_all_numbers(cli, files, tmp_path):
     path, run, out = files
     for page in (tmp_path / "page.md", None):
-        ended = cli("calibrate", path, run, "--out", out, "--fit", "work", *(("--report", page) if page else ()))
-        text = page.read_text("utf-8") if page else ended.out
-        said = " ".join(text.split())
-        assert said.count("the origin of these runs is unknown") == 1
-        assert said.index("the origin of these runs is unknown") < said.index("held-out requests")
+        finished = cli("calibrate", path, run, "--out", out, "--fit", "work", *(("--report", page) if page else ()))
+        text = page.read_text("utf-8") if page else finished.out
+        message = " ".join(text.split())
+        assert message.count("the origin of these runs is unknown") == 1
+        assert message.index("the origin of these runs is unknown") < message.index("held-out requests")
 
 
 def test_tables_go_to_a_file_of_that_name(cli, files, tmp_path):
     path, run, _ = files
-    ended = cli("calibrate", path, run, "--out", tmp_path / "c.txt")
-    assert ended.code == 2
-    assert f"Give {tmp_path / 'c.npz'}" in ended.err
+    finished = cli("calibrate", path, run, "--out", tmp_path / "c.txt")
+    assert finished.code == 2
+    assert f"Give {tmp_path / 'c.npz'}" in finished.err
 
 
-def test_counters_that_cannot_be_fitted_are_told_unless_nobody_asks(cli, files, tmp_path):
+def test_unfittable_counters_are_reported_unless_not_requested(cli, files, tmp_path):
     path, run, out = files
-    kept = measure.read_records(run)
-    records = kept.records
+    retained = measure.read_records(run)
+    records = retained.records
     at_s = np.arange(0.0, records.end_s, 1.0)
-    told = replace(kept, metadata={"metrics": {"at_s": at_s.tolist(), "vllm:num_requests_running": [1] * len(at_s)}})
-    measure.write_records(told, tmp_path / "scraped.parquet")
+    reported = replace(
+        retained, metadata={"metrics": {"at_s": at_s.tolist(), "vllm:num_requests_running": [1] * len(at_s)}}
+    )
+    measure.write_records(reported, tmp_path / "scraped.parquet")
     words = ("calibrate", path, tmp_path / "scraped.parquet", "--out", out, "--fit", "work")
     unread = "were not fitted: they lack vllm:iteration_tokens_total_count"
     assert unread in " ".join(cli(*words).out.split())
@@ -96,8 +98,8 @@ def test_counters_that_cannot_be_fitted_are_told_unless_nobody_asks(cli, files, 
 def test_a_page_shows_what_changed_without_fetching_anything(cli, files, tmp_path):
     path, run, out = files
     page = tmp_path / "page.html"
-    ended = cli("calibrate", path, run, "--out", out, "--fit", "work", "--report", page)
-    assert ended.code == 0, ended.err
+    finished = cli("calibrate", path, run, "--out", out, "--fit", "work", "--report", page)
+    assert finished.code == 0, finished.err
     text = page.read_text("utf-8")
     for words in ("default-src 'none'", "held out", "projections", "beyond that the tables extrapolate"):
         assert words in text
@@ -115,14 +117,14 @@ def test_one_variant_of_several_is_calibrated_by_name(cli, files):
         "utf-8",
     )
     words = ("calibrate", path, run, "--out", out, "--fit", "work")
-    for more, told in (
+    for more, reported in (
         ((), "small, as it ran). Name the measured one"),
         (("--variant", "large"), "has no variant 'large'"),
         (("--variant", "small"), "max_model_len"),
     ):
-        ended = cli(*words, *more)
-        assert (ended.code, out.exists()) == (2, False)
-        assert told in ended.err
+        finished = cli(*words, *more)
+        assert (finished.code, out.exists()) == (2, False)
+        assert reported in finished.err
     assert cli(*words, "--variant", "as it ran", "--quiet").code == 0
 
 
@@ -136,20 +138,20 @@ def test_one_variant_of_several_is_calibrated_by_name(cli, files):
         (["--holdout", "none.parquet"], "none.parquet"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_sentence(cli, files, more, report):
+def test_unusable_input_is_reported_in_one_sentence(cli, files, more, report):
     path, run, out = files
-    ended = cli("calibrate", path, run, "--out", out, *more)
-    assert ended.code == 2
-    assert report in ended.err
-    assert "Traceback" not in ended.err
+    finished = cli("calibrate", path, run, "--out", out, *more)
+    assert finished.code == 2
+    assert report in finished.err
+    assert "Traceback" not in finished.err
     assert not out.exists()
 
 
 def test_a_simulated_run_is_refused(cli, files, tmp_path):
     path, _, out = files
-    ended = cli("calibrate", path, tmp_path / "simulated.parquet", "--out", out)
-    assert ended.code == 2
-    assert "--force" in ended.err
+    finished = cli("calibrate", path, tmp_path / "simulated.parquet", "--out", out)
+    assert finished.code == 2
+    assert "--force" in finished.err
 
 
 @pytest.mark.slow
@@ -157,12 +159,12 @@ def test_tables_that_are_worse_than_those_given_are_not_written_unasked(cli, fil
     """The run that is held out was of the tables given: whatever is fitted to the other one is worse."""
     path, run, out = files
     words = ("calibrate", path, run, "--holdout", tmp_path / "as_given.parquet", "--fit", "work", "--out", out)
-    ended = cli(*words)
-    assert ended.code == 2
-    assert "--force" in ended.err
-    assert ended.out.startswith("WORSE than the tables given: TTFT")
-    assert "WORSE" not in ended.err
-    assert "(see above)" in ended.err
+    finished = cli(*words)
+    assert finished.code == 2
+    assert "--force" in finished.err
+    assert finished.out.startswith("WORSE than the tables given: TTFT")
+    assert "WORSE" not in finished.err
+    assert "(see above)" in finished.err
     assert not out.exists()
     assert "WORSE than the tables given: TTFT" in cli(*words, "--quiet").err
     forced = cli(*words, "--force")
@@ -173,24 +175,24 @@ def test_tables_that_are_worse_than_those_given_are_not_written_unasked(cli, fil
 
 def test_a_run_is_not_held_out_from_itself(cli, files):
     path, run, out = files
-    ended = cli("calibrate", path, run, "--holdout", run, "--out", out, "--force")
-    assert ended.code == 2
-    assert "given once" in ended.err
+    finished = cli("calibrate", path, run, "--holdout", run, "--out", out, "--force")
+    assert finished.code == 2
+    assert "given once" in finished.err
     assert not out.exists()
 
 
-def test_doubtful_runs_are_told_all_at_once_and_by_their_files(cli, files, tmp_path):
+def test_doubtful_runs_are_reported_all_at_once_and_by_their_files(cli, files, tmp_path):
     path, run, out = files
     good = measure.read_records(run)
     late, cut = tmp_path / "late.parquet", tmp_path / "cut.parquet"
     measure.write_records(replace(good, warnings=("the client was late",)), late)
     other = measure.read_records(tmp_path / "as_given.parquet")
     measure.write_records(replace(other, errors={"http 503": 7}), cut)
-    ended = cli("calibrate", path, run, late, "--holdout", cut, "--out", out)
-    assert ended.code == 2
-    assert "2 of 3 have warnings" in ended.err
-    assert "\n  late.parquet: the client was late" in ended.err
-    assert "\n  cut.parquet: 7 requests failed of http 503" in ended.err
+    finished = cli("calibrate", path, run, late, "--holdout", cut, "--out", out)
+    assert finished.code == 2
+    assert "2 of 3 have warnings" in finished.err
+    assert "\n  late.parquet: the client was late" in finished.err
+    assert "\n  cut.parquet: 7 requests failed of http 503" in finished.err
 
 
 def test_runs_of_a_deployment_are_known_by_its_shape_whatever_the_server_calls_the_model(cli, files, tmp_path):
@@ -201,9 +203,9 @@ def test_runs_of_a_deployment_are_known_by_its_shape_whatever_the_server_calls_t
     measure.write_records(replace(good, metadata={"model": "gpt2", "deployment": behind}), renamed)
     changed = behind | {"model_shape": own | {"layers": 16}}
     measure.write_records(replace(good, metadata={"model": "model", "deployment": changed}), other)
-    ended = cli("calibrate", path, other, "--out", out)
-    assert ended.code == 2
-    assert "it is of the model whatever, and the deployment's is llama-3-8b: layers 16 for 32" in ended.err
+    finished = cli("calibrate", path, other, "--out", out)
+    assert finished.code == 2
+    assert "it is of the model whatever, and the deployment's is llama-3-8b: layers 16 for 32" in finished.err
     twice = cli("calibrate", path, renamed, "--holdout", renamed, "--out", out)
     assert (
         "given once, to be fitted or held out; renamed.parquet 1 and renamed.parquet 2 are the same" in twice.err

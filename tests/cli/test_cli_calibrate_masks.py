@@ -51,15 +51,15 @@ def requested(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_masks_are_taken_where_they_are_looked_for_and_only_there(cli, requested, tmp_path):
-    told = {}
+def test_masks_are_used_only_where_they_are_searched_for(cli, requested, tmp_path):
+    reported = {}
     for masks in ("auto", "no"):
         out, numbers = tmp_path / f"{masks}.npz", tmp_path / f"{masks}.json"
-        ended = cli(*requested, "--masks", masks, "--out", out, "--json", numbers, "--force")
-        assert ended.code == 0, ended.err
+        finished = cli(*requested, "--masks", masks, "--out", out, "--json", numbers, "--force")
+        assert finished.code == 0, finished.err
         names = {p["name"] for p in json.loads(numbers.read_text("utf-8"))["parameters"]}
-        told[masks] = ("masked" in names, "dense masks are taken" in ended.out, cost.load(out).masked_s > 0)
-    assert told == {"auto": (True, True, True), "no": (False, False, False)}
+        reported[masks] = ("masked" in names, "dense masks are taken" in finished.out, cost.load(out).masked_s > 0)
+    assert reported == {"auto": (True, True, True), "no": (False, False, False)}
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_masks_are_taken_where_they_are_looked_for_and_only_there(cli, requested
         (["--masks", "no", "--fit", "masked"], "never looked for (masks 'no')"),
     ],
 )
-def test_what_cannot_be_asked_of_masks_names_what_can(cli, requested, tmp_path, more, report):
-    ended = cli(*requested, *more, "--out", tmp_path / "cost.npz")
-    assert ended.code == 2
-    assert report in ended.err
+def test_invalid_mask_options_are_reported_with_the_valid_ones(cli, requested, tmp_path, more, report):
+    finished = cli(*requested, *more, "--out", tmp_path / "cost.npz")
+    assert finished.code == 2
+    assert report in finished.err
     assert not (tmp_path / "cost.npz").exists()

@@ -12,9 +12,9 @@ from lengthwise.cli import main, tables
 
 
 def test_without_a_kind_it_counts_each(cli):
-    ended = cli("catalog")
-    assert ended.code == 0
-    counted = {line.split()[0]: line.split()[1] for line in ended.out.splitlines()[1:]}
+    finished = cli("catalog")
+    assert finished.code == 0
+    counted = {line.split()[0]: line.split()[1] for line in finished.out.splitlines()[1:]}
     assert counted["models"] == str(len(catalog.models()))
     assert set(counted) == {"models", "gpus", "nodes", "policies", "workloads"}
 
@@ -60,9 +60,9 @@ def test_an_entry_has_its_numbers_and_where_they_come_from(cli):
     ],
 )
 def test_unknown_names_are_exit_2_and_name_the_nearest(cli, arguments, words):
-    ended = cli("catalog", *arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert words in ended.err
+    finished = cli("catalog", *arguments)
+    assert (finished.code, finished.out) == (2, "")
+    assert words in finished.err
 
 
 def test_no_marks_of_code_in_what_policies_do(cli):
@@ -80,7 +80,7 @@ def narrow(monkeypatch):
 
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("kind", ["models", "gpus", "nodes", "policies", "workloads"])
-def test_names_stay_whole_on_a_narrow_terminal(cli, kind):
+def test_names_are_not_broken_on_a_narrow_terminal(cli, kind):
     out = cli("catalog", kind).out
     assert max(map(len, out.splitlines())) <= 80
     assert set(pages.names(kind)) <= set(out.split())
@@ -99,20 +99,20 @@ def test_columns_are_left_out_rather_than_numbers_broken(cli, tmp_path):
     assert "pcie4-through-host " in cli("catalog", "nodes").out
 
 
-def test_a_pipe_gets_whole_lines(cli):
+def test_a_pipe_gets_complete_lines(cli):
     widest = max(len(line) for line in cli("catalog", "policies").out.splitlines())
     assert widest > 100
 
 
-def test_workload_show_tells_what_describe_tells(cli, tmp_path):
-    whole = w.generate(500, w.Joint(w.Fixed(100), w.Uniform(1, 99)), w.Poisson(2.0), seed=1)
-    w.write(whole, tmp_path / "t.csv", "vidur")
+def test_workload_show_reports_the_same_as_describe(cli, tmp_path):
+    complete = w.generate(500, w.Joint(w.Fixed(100), w.Uniform(1, 99)), w.Poisson(2.0), seed=1)
+    w.write(complete, tmp_path / "t.csv", "vidur")
     found = w.describe(w.read(tmp_path / "t.csv"))
-    ended = cli("workload", "show", tmp_path / "t.csv")
-    assert ended.code == 0
+    finished = cli("workload", "show", tmp_path / "t.csv")
+    assert finished.code == 0
     for fact in ("500", f"{found.total_tokens:,}", f"{found.output.mean:,.1f}", f"{found.interarrival_cv:.2f}"):
-        assert fact in ended.out
-    assert any(bar in ended.out for bar in "▁▂▃▄▅▆▇█")
+        assert fact in finished.out
+    assert any(bar in finished.out for bar in "▁▂▃▄▅▆▇█")
 
 
 def test_workload_show_draws_from_a_preset(cli):
@@ -134,16 +134,16 @@ def test_workload_show_takes_a_closed_loop_and_an_offline_batch(cli, tmp_path):
 @pytest.mark.parametrize("text", ["", "arrived_at,num_prefill_tokens,num_decode_tokens\n", "a,b\n1,2\n"])
 def test_a_bad_trace_is_exit_2_and_named(cli, tmp_path, text):
     (tmp_path / "bad.csv").write_text(text)
-    ended = cli("workload", "show", tmp_path / "bad.csv")
-    assert (ended.code, ended.out) == (2, "")
-    assert "bad.csv" in ended.err
+    finished = cli("workload", "show", tmp_path / "bad.csv")
+    assert (finished.code, finished.out) == (2, "")
+    assert "bad.csv" in finished.err
 
 
 def test_neither_a_file_nor_a_preset(cli):
-    ended = cli("workload", "show", "chat-1")
-    assert ended.code == 2
-    assert "there is no file chat-1" in ended.err
-    assert "chat-1m" in ended.err
+    finished = cli("workload", "show", "chat-1")
+    assert finished.code == 2
+    assert "there is no file chat-1" in finished.err
+    assert "chat-1m" in finished.err
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,6 @@ def test_the_shell_completes_commands_kinds_and_names(monkeypatch, capsys, words
         ("equal_mass", ('binning = "equal_mass(k=8)"', "boundaries from the workload")),
     ],
 )
-def test_policies_tell_their_parameters_and_what_bounds_a_wait(cli, name, words):
+def test_policies_list_their_parameters_and_what_bounds_a_wait(cli, name, words):
     out = cli("catalog", "policy", name).out
     assert all(word in out for word in words)

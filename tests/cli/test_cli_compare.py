@@ -40,40 +40,40 @@ engine.max_num_seqs = 2
 
 
 def test_a_file_against_itself_has_no_error(cli, records) -> None:
-    ended = cli("compare", records[0], records[0], "--fail-above", "jct.p95=0", "--fail-above", "ttft.p50=0%")
-    assert ended.code == 0
-    assert "No warnings." in ended.out
-    assert "+0.0 %" in ended.out
-    assert ended.err == ""
+    finished = cli("compare", records[0], records[0], "--fail-above", "jct.p95=0", "--fail-above", "ttft.p50=0%")
+    assert finished.code == 0
+    assert "No warnings." in finished.out
+    assert "+0.0 %" in finished.out
+    assert finished.err == ""
 
 
-def test_all_is_written_and_said(cli, records, tmp_path) -> None:
-    ended = cli("compare", *records, "--slo", "ttft=200ms", "--json", tmp_path / "c.json",
+def test_everything_is_written_and_reported(cli, records, tmp_path) -> None:
+    finished = cli("compare", *records, "--slo", "ttft=200ms", "--json", tmp_path / "c.json",
                 "--report", tmp_path / "c.html")  # fmt: skip
-    assert ended.code == 0
-    told = json.loads((tmp_path / "c.json").read_text())
-    assert told["slo"] == {"ttft_s": 0.2}
-    assert told["errors"]["ttft.mean"]["error"] < 0
+    assert finished.code == 0
+    reported = json.loads((tmp_path / "c.json").read_text())
+    assert reported["slo"] == {"ttft_s": 0.2}
+    assert reported["errors"]["ttft.mean"]["error"] < 0
     assert (tmp_path / "c.html").stat().st_size > 100_000
-    assert "wrote" in ended.err
+    assert "wrote" in finished.err
     printed = cli("compare", *records, "--json", "-")
-    assert json.loads(printed.out)["errors"]["ttft.mean"] == told["errors"]["ttft.mean"]
+    assert json.loads(printed.out)["errors"]["ttft.mean"] == reported["errors"]["ttft.mean"]
 
 
 def test_an_error_above_its_bound_ends_with_one(cli, records) -> None:
-    ended = cli("compare", *records, "--fail-above", "ttft.p95=0.05", "--fail-above", "ttft.mean=99", "--quiet")
-    assert ended.code == 1
-    assert ended.out == ""
-    assert ended.err.startswith("above its bound: ttft.p95 is -")
-    assert "ttft.mean" not in ended.err
+    finished = cli("compare", *records, "--fail-above", "ttft.p95=0.05", "--fail-above", "ttft.mean=99", "--quiet")
+    assert finished.code == 1
+    assert finished.out == ""
+    assert finished.err.startswith("above its bound: ttft.p95 is -")
+    assert "ttft.mean" not in finished.err
 
 
 def test_an_error_that_may_be_within_its_bound_by_chance_does_not_fail(cli, records) -> None:
-    told = json.loads(cli("compare", *records, "--json", "-").out)["errors"]["tpot.mean"]
-    low, high = told["low"], told["high"]
+    reported = json.loads(cli("compare", *records, "--json", "-").out)["errors"]["tpot.mean"]
+    low, high = reported["low"], reported["high"]
     near, far = sorted(map(abs, (low, high)))
-    assert near < abs(told["error"]) < far
-    between = (near + abs(told["error"])) / 2
+    assert near < abs(reported["error"]) < far
+    between = (near + abs(reported["error"])) / 2
     assert cli("compare", *records, "--fail-above", f"tpot.mean={between}").code == 0
     assert cli("compare", *records, "--fail-above", f"tpot.mean={0.99 * near}").code == 1
 
@@ -88,19 +88,19 @@ def test_an_error_without_an_interval_counts_as_it_stands(cli, records) -> None:
 
 
 def test_runs_are_called_by_their_files_and_the_time_between_tokens_has_intervals(cli, records) -> None:
-    told = json.loads(cli("compare", *records, "--json", "-").out)
-    assert (told["a"]["name"], told["b"]["name"]) == ("r-one.parquet", "r-two.parquet")
-    assert "Their deployments differ: max_num_seqs 256 and 2." in told["warnings"]
+    reported = json.loads(cli("compare", *records, "--json", "-").out)
+    assert (reported["a"]["name"], reported["b"]["name"]) == ("r-one.parquet", "r-two.parquet")
+    assert "Their deployments differ: max_num_seqs 256 and 2." in reported["warnings"]
     for stat in ("mean", "p95"):
-        tbt = told["errors"][f"tbt.{stat}"]
+        tbt = reported["errors"][f"tbt.{stat}"]
         assert tbt["low"] <= tbt["error"] <= tbt["high"]
 
 
 def test_pairs_and_warm_up_are_options(cli, records) -> None:
-    told = json.loads(cli("compare", *records, "--unpaired", "--warmup", 2, "--json", "-").out)
-    assert told["paired"] is False
-    assert told["warmup_s"] == 2
-    assert told["a"]["counts"]["arrivals"] < 120
+    reported = json.loads(cli("compare", *records, "--unpaired", "--warmup", 2, "--json", "-").out)
+    assert reported["paired"] is False
+    assert reported["warmup_s"] == 2
+    assert reported["a"]["counts"]["arrivals"] < 120
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,14 @@ def test_pairs_and_warm_up_are_options(cli, records) -> None:
         (["--warmup", "1000"], "the warm-up must leave requests to count"),
     ],
 )
-def test_bad_options_are_told_in_one_line(cli, records, more, message) -> None:
-    ended = cli("compare", *records, *more)
-    assert ended.code == 2
-    assert message in ended.err
-    assert ended.out == ""
+def test_invalid_options_are_reported_in_one_line(cli, records, more, message) -> None:
+    finished = cli("compare", *records, *more)
+    assert finished.code == 2
+    assert message in finished.err
+    assert finished.out == ""
 
 
-def test_files_that_are_no_records_are_told(cli, records, tmp_path) -> None:
+def test_files_without_records_are_reported(cli, records, tmp_path) -> None:
     missing = cli("compare", records[0], tmp_path / "no.parquet")
     assert (missing.code, missing.out) == (2, "")
     assert "no.parquet" in missing.err
@@ -144,11 +144,11 @@ def test_results_of_other_programs_are_read_as_they_are(cli, records, tmp_path) 
     plain.write_text(json.dumps(body))
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     for file in (plain, packed):
-        ended = cli("compare", records[0], file, "--json", "-")
-        assert ended.code == 0
-        assert "when they were sent" in " ".join(json.loads(ended.out)["warnings"])
+        finished = cli("compare", records[0], file, "--json", "-")
+        assert finished.code == 0
+        assert "when they were sent" in " ".join(json.loads(finished.out)["warnings"])
     plain.write_text('{"foreign": 1}')
-    ended = cli("compare", records[0], plain)
-    assert ended.code == 2
-    assert "must be of a known format" in ended.err
-    assert "cut off, damaged" not in ended.err
+    finished = cli("compare", records[0], plain)
+    assert finished.code == 2
+    assert "must be of a known format" in finished.err
+    assert "cut off, damaged" not in finished.err

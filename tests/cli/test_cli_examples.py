@@ -14,8 +14,8 @@ MODULES = [f"lengthwise.cli.{found.name}" for found in pkgutil.iter_modules(cli.
 
 
 def examples(module: str) -> list[str]:
-    told = getattr(importlib.import_module(module), "EXAMPLES", "")
-    return [line for line in told.splitlines() if line.startswith("  lengthwise ")]
+    reported = getattr(importlib.import_module(module), "EXAMPLES", "")
+    return [line for line in reported.splitlines() if line.startswith("  lengthwise ")]
 
 
 def test_commands_have_examples() -> None:
@@ -28,7 +28,7 @@ def test_examples_are_at_most_100_columns_wide(module) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_files_that_examples_name_are_there(module) -> None:
+def test_files_named_in_examples_exist(module) -> None:
     root = Path(__file__).parents[2]
     named = [word for line in examples(module) for word in line.split() if word.startswith("examples/")]
     assert [word for word in named if not (root / word).exists()] == []

@@ -37,12 +37,12 @@ def test_the_table_and_the_verdicts(cli, small) -> None:
 
 def test_json_to_standard_output_alone(cli, small) -> None:
     out = cli("lab", small, "--json", "-", "--set", "lab.loads=[3.0]", "--seeds", "2")
-    told = json.loads(out.out)
-    assert (told["format"], told["seeds"]) == ("lengthwise.lab", 2)
-    assert {cell["policy"] for cell in told["cells"]} == {"fcfs", "oracle", "sjf"}
+    reported = json.loads(out.out)
+    assert (reported["format"], reported["seeds"]) == ("lengthwise.lab", 2)
+    assert {cell["policy"] for cell in reported["cells"]} == {"fcfs", "oracle", "sjf"}
 
 
-def test_files_are_written_whole_and_told(cli, small, tmp_path) -> None:
+def test_files_are_written_completely_and_reported(cli, small, tmp_path) -> None:
     html, file = tmp_path / "lab.html", tmp_path / "lab.json"
     out = cli("lab", small, "--report", str(html), "--json", str(file), "--jobs", "1", "--set", "lab.loads=[3.0]")
     assert out.code == 0, out.err
@@ -54,23 +54,23 @@ def test_files_are_written_whole_and_told(cli, small, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "states"),
     [
         (("--set", "lab.loads=[-1.0]"), "lab.loads.0: must be above 0"),
         (("--set", "lab.policies=['nonsense']"), "nonsense"),
         (("--report", "absent/x.html"), "create it first"),
     ],
 )
-def test_bad_input_ends_with_two(cli, small, arguments, says) -> None:
+def test_bad_input_ends_with_two(cli, small, arguments, states) -> None:
     out = cli("lab", small, *arguments)
     assert out.code == 2
-    assert says in out.err
+    assert states in out.err
     assert out.out == ""
 
 
 def test_the_example_loads() -> None:
     from lengthwise import config
 
-    asked = config.load(EXAMPLE)
-    assert asked.lab is not None
-    assert [p.title for p in asked.lab.policies] == ["SJF", "SJF, bounded", "SRTF"]
+    requested = config.load(EXAMPLE)
+    assert requested.lab is not None
+    assert [p.title for p in requested.lab.policies] == ["SJF", "SJF, bounded", "SRTF"]

@@ -9,12 +9,12 @@ import pytest
 
 from lengthwise.cli import main
 
-ASKS = {"Name the capital of": 6, "Explain the history of": 150, "Write an essay about": 500}
+REQUESTS = {"Name the capital of": 6, "Explain the history of": 150, "Write an essay about": 500}
 
 
 def rows(models=("m",), seed=0):
     rng = np.random.default_rng(seed)
-    for ask, n in ASKS.items():
+    for ask, n in REQUESTS.items():
         for i in range(24):
             for model in models:
                 tokens = max(1, round(n * np.exp(0.2 * rng.normal())))
@@ -50,13 +50,13 @@ def test_every_kind_is_trained_evaluated_and_shown(log, tmp_path, capsys, kind) 
     assert "on held-out prompts" in shown
 
 
-def test_the_lexical_one_orders_and_says_when_a_test_is_not_fair(log, tmp_path, capsys) -> None:
+def test_the_lexical_predictor_ranks_and_an_unfair_test_is_reported(log, tmp_path, capsys) -> None:
     out, page, data = tmp_path / "mine.lwp", tmp_path / "page.html", tmp_path / "scores.json"
     assert run("train", log, "--out", out, "--test-share", "0.3", "--seed", "1") == 0
     capsys.readouterr()
     assert run("eval", out, log, "--report", page, "--json", data) == 0
-    said = capsys.readouterr().out
-    assert "not a fair test" in said
+    message = capsys.readouterr().out
+    assert "not a fair test" in message
     assert "Content-Security-Policy" in page.read_text()
     scores = json.loads(data.read_text())["evaluations"][0]["scores"]
     assert scores["tau"]["value"] > 0.6
@@ -68,24 +68,24 @@ def test_the_lexical_one_orders_and_says_when_a_test_is_not_fair(log, tmp_path, 
 
 def test_windows_with_few_requests_or_no_use_are_warned_of(log, tmp_path, capsys) -> None:
     assert run("train", log, "--out", tmp_path / "mine.lwp") == 0
-    said = capsys.readouterr().out
-    assert "held-out prompts resemble a training prompt (bigram Jaccard of 0.6 or more)" in said
+    message = capsys.readouterr().out
+    assert "held-out prompts resemble a training prompt (bigram Jaccard of 0.6 or more)" in message
     assert run("eval", tmp_path / "mine.lwp", log) == 0
-    said = capsys.readouterr().out
-    assert "reads the output so far at" in said or "the first prediction given the tokens so far" in said
-    assert "tokens so far, fewer than 100 requests run: scores are unreliable" in said
-    assert "R2 among running requests is below 0 at" in said
-    shown = [float(number) for line in said.splitlines() for number in line.split()[3:4] if line[:1] == " "]
+    message = capsys.readouterr().out
+    assert "reads the output so far at" in message or "the first prediction given the tokens so far" in message
+    assert "tokens so far, fewer than 100 requests run: scores are unreliable" in message
+    assert "R2 among running requests is below 0 at" in message
+    shown = [float(number) for line in message.splitlines() for number in line.split()[3:4] if line[:1] == " "]
     assert min(shown) >= -1
 
 
 def test_mathematics_is_noted(tmp_path, capsys) -> None:
-    asks = [f"Tom has {i} apples and eats {i // 2}. How many apples does he have?" for i in range(120)]
-    lines = (json.dumps({"prompt": ask, "output_tokens": 30 + 7 * i % 90}) for i, ask in enumerate(asks))
+    requests = [f"Tom has {i} apples and eats {i // 2}. How many apples does he have?" for i in range(120)]
+    lines = (json.dumps({"prompt": ask, "output_tokens": 30 + 7 * i % 90}) for i, ask in enumerate(requests))
     (tmp_path / "sums.jsonl").write_text("\n".join(lines))
     assert run("eval", "default", tmp_path / "sums.jsonl") == 0
     assert "120 requests ask for mathematics; their order is hardly predicted" in capsys.readouterr().out
-    assert run("show", "default", "--prompt", asks[9]) == 0
+    assert run("show", "default", "--prompt", requests[9]) == 0
     assert "note: a prompt of mathematics" in capsys.readouterr().out
     assert run("show", "default", "--prompt", "Write an essay about rivers.") == 0
     assert "mathematics" not in capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_lengths_without_prompts_train_too(tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "states"),
     [
         (["train", "LOG", "--out", "x.lwp", "--kind", "lexikal"], "Did you mean: lexical?"),
         (["train", "none.jsonl", "--out", "x.lwp"], "there is no file"),
@@ -123,12 +123,12 @@ def test_lengths_without_prompts_train_too(tmp_path, capsys) -> None:
         (["collect", "LOG", "--url", "ftp://x", "--model", "m", "--out", "y.jsonl"], "http"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_a_line(log, tmp_path, capsys, monkeypatch, argv, says) -> None:
+def test_unusable_input_is_reported_in_one_line(log, tmp_path, capsys, monkeypatch, argv, states) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(*[log if part == "LOG" else part for part in argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert says in error
+    assert states in error
 
 
 def test_the_shipped_predictor_has_a_card_and_answers(capsys) -> None:
@@ -140,19 +140,19 @@ def test_the_shipped_predictor_has_a_card_and_answers(capsys) -> None:
     assert "unknown to the predictor" in capsys.readouterr().out
 
 
-def test_what_may_be_meant_otherwise_is_told_before_the_scores(cli, tmp_path):
+def test_ambiguous_input_is_reported_before_the_scores(cli, tmp_path):
     rows = [{"pormpt": "a", "output": "b c", "finish_reason": "because"}, {"pormpt": "b", "output_tokens": 4}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = cli("predict", "train", tmp_path / "log.jsonl", "--out", tmp_path / "x.lwp", "--kind", "ecdf")
     assert out.code == 0, out.err
-    for said in (
+    for message in (
         "2 of 2 rows have no prompt",
         "pormpt (did you mean prompt?)",
         "treated as regular stops: because (1)",
         "1 of 2 rows were estimated",
         "2 samples are few",
     ):
-        assert said in out.out
+        assert message in out.out
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "outptu": "b"}\n')
     assert "outptu (did you mean output?)" in cli("predict", "eval", "default", tmp_path / "bad.jsonl").err
     assert "did you mean: default?" in cli("predict", "show", "defalt").err

@@ -39,57 +39,57 @@ def slowed(path, factor):
     return new
 
 
-def test_import_writes_a_profile_and_says_what_is_in_it(cli, folder, tmp_path):
-    ended = cli("profile", "import", "llmservingsim", folder, "--out", tmp_path / "p.parquet")
-    assert ended.code == 0
-    assert "64 points of 1 operator: llama-3.1-8b at TP 1 on H100" in ended.out
-    assert "tp 1 has no attention.csv" in ended.out
+def test_import_writes_a_profile_and_reports_its_content(cli, folder, tmp_path):
+    finished = cli("profile", "import", "llmservingsim", folder, "--out", tmp_path / "p.parquet")
+    assert finished.code == 0
+    assert "64 points of 1 operator: llama-3.1-8b at TP 1 on H100" in finished.out
+    assert "tp 1 has no attention.csv" in finished.out
     profile = read_profile(tmp_path / "p.parquet")
     assert profile["seconds"][0] == pytest.approx(101e-6)
 
 
-def test_import_of_what_is_not_there_ends_with_2(cli, folder, tmp_path):
+def test_a_missing_import_source_exits_with_2(cli, folder, tmp_path):
     out = tmp_path / "p.parquet"
-    ended = cli("profile", "import", "llmservingsim", tmp_path / "none", "--out", out)
-    assert (ended.code, out.exists()) == (2, False)
-    assert "must be a folder with tp1/" in ended.err
-    ended = cli("profile", "import", "vidur", folder, "--model", "llama-2-7b", "--device", "a100", "--out", out)
-    assert ended.code == 2
-    assert "must hold a folder for a100; it holds none" in ended.err
-    ended = cli("profile", "import", "vidur", folder, "--model", "lama-2-7b", "--device", "a100", "--out", out)
-    assert ended.code == 2
-    assert "Did you mean: llama-2-7b" in ended.err
-    ended = cli("profile", "import", "aiconfigurator", folder, "--system", "h200_sxm", "--out", out)
-    assert ended.code == 2
-    assert "there is no system named 'h200_sxm'. Known are: tp1" in ended.err
+    finished = cli("profile", "import", "llmservingsim", tmp_path / "none", "--out", out)
+    assert (finished.code, out.exists()) == (2, False)
+    assert "must be a folder with tp1/" in finished.err
+    finished = cli("profile", "import", "vidur", folder, "--model", "llama-2-7b", "--device", "a100", "--out", out)
+    assert finished.code == 2
+    assert "must hold a folder for a100; it holds none" in finished.err
+    finished = cli("profile", "import", "vidur", folder, "--model", "lama-2-7b", "--device", "a100", "--out", out)
+    assert finished.code == 2
+    assert "Did you mean: llama-2-7b" in finished.err
+    finished = cli("profile", "import", "aiconfigurator", folder, "--system", "h200_sxm", "--out", out)
+    assert finished.code == 2
+    assert "there is no system named 'h200_sxm'. Known are: tp1" in finished.err
 
 
 def test_import_into_a_missing_folder_ends_with_2_before_it_reads(cli, tmp_path):
-    ended = cli("profile", "import", "llmservingsim", tmp_path / "none", "--out", tmp_path / "no" / "p.parquet")
-    assert ended.code == 2
-    assert "create it first" in ended.err
+    finished = cli("profile", "import", "llmservingsim", tmp_path / "none", "--out", tmp_path / "no" / "p.parquet")
+    assert finished.code == 2
+    assert "create it first" in finished.err
 
 
 def test_show_prints_sizes_times_and_gaps(cli, old):
-    ended = cli("profile", "show", old)
-    assert ended.code == 0
-    assert "tokens 1 to 64" in ended.out
-    assert "101 us to 164 us" in ended.out
-    assert "no points at tokens 65 to 8,192: mlp up" in ended.out
-    assert "note: made by hand" in ended.out
+    finished = cli("profile", "show", old)
+    assert finished.code == 0
+    assert "tokens 1 to 64" in finished.out
+    assert "101 us to 164 us" in finished.out
+    assert "no points at tokens 65 to 8,192: mlp up" in finished.out
+    assert "note: made by hand" in finished.out
 
 
-def test_show_fits_a_hundred_columns_however_much_there_is_to_say(cli, folder, tmp_path):
+def test_show_fits_a_hundred_columns_however_much_it_contains(cli, folder, tmp_path):
     """Sizes and gaps are broken between words; names and times stay whole."""
     out = tmp_path / "long.parquet"
     cli("profile", "import", "llmservingsim", folder, "--out", out)
     profile = read_profile(out)
     long = replace(profile.metadata, notes=("a long word " * 30,), name="name " * 30)
     write_profile(replace(profile, metadata=long), out)
-    ended = cli("profile", "show", out)
-    assert ended.code == 0
-    assert 60 < max(map(len, ended.out.splitlines())) <= 100
-    assert "101 us to 164 us" in ended.out
+    finished = cli("profile", "show", out)
+    assert finished.code == 0
+    assert 60 < max(map(len, finished.out.splitlines())) <= 100
+    assert "101 us to 164 us" in finished.out
 
 
 CPU = """
@@ -115,64 +115,64 @@ def test_show_draws_the_roofline_of_a_device_and_a_model_that_are_given(cli, old
     keys = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
     keys["max_position_embeddings"] = 1024
     config.write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, "torch_dtype": "float32"} | keys))
-    ended = cli("profile", "show", old)
-    assert "no roofline: the catalog has no GPU 'AMD EPYC'; give it (--gpu" in ended.out
-    ended = cli("profile", "show", old, "--gpu", cpu)
-    assert "no roofline: the catalog has no model 'small'; give it (--model" in ended.out
-    ended = cli("profile", "show", old, "--gpu", cpu, "--model", config, "--json", tmp_path / "p.json")
-    assert ended.code == 0, ended.err
-    assert "no roofline" not in ended.out
+    finished = cli("profile", "show", old)
+    assert "no roofline: the catalog has no GPU 'AMD EPYC'; give it (--gpu" in finished.out
+    finished = cli("profile", "show", old, "--gpu", cpu)
+    assert "no roofline: the catalog has no model 'small'; give it (--model" in finished.out
+    finished = cli("profile", "show", old, "--gpu", cpu, "--model", config, "--json", tmp_path / "p.json")
+    assert finished.code == 0, finished.err
+    assert "no roofline" not in finished.out
     (one,) = json.loads((tmp_path / "p.json").read_text())["operators"]
     flops = 2 * 64 * 512 * 2 * 2048
     assert one["best"]["roofline"] == pytest.approx(flops / 1e11 / 0.164, rel=0.01)
-    ended = cli("profile", "show", old, "--gpu", "H1000")
-    assert ended.code == 2
-    assert "H1000" in ended.err
+    finished = cli("profile", "show", old, "--gpu", "H1000")
+    assert finished.code == 2
+    assert "H1000" in finished.err
 
 
 def test_show_writes_a_page_and_json(cli, old, tmp_path):
-    ended = cli("profile", "show", old, "--report", tmp_path / "p.html", "--json", "-")
-    assert ended.code == 0
-    assert json.loads(ended.out)["operators"][0]["seconds"] == [pytest.approx(101e-6), pytest.approx(164e-6)]
+    finished = cli("profile", "show", old, "--report", tmp_path / "p.html", "--json", "-")
+    assert finished.code == 0
+    assert json.loads(finished.out)["operators"][0]["seconds"] == [pytest.approx(101e-6), pytest.approx(164e-6)]
     assert "Matrix products, TP 1" in (tmp_path / "p.html").read_text()
 
 
 def test_show_of_no_profile_ends_with_2(cli, tmp_path):
     (tmp_path / "p.parquet").write_text("nothing")
     for path in (tmp_path / "p.parquet", tmp_path / "none.parquet"):
-        ended = cli("profile", "show", path)
-        assert ended.code == 2
-        assert path.name in ended.err
+        finished = cli("profile", "show", path)
+        assert finished.code == 2
+        assert path.name in finished.err
 
 
 def test_check_ends_with_0_where_nothing_moved(cli, old):
-    ended = cli("profile", "check", slowed(old, 1.01), old)
-    assert ended.code == 0
-    assert "no operator changed by more than 5 %" in ended.out
+    finished = cli("profile", "check", slowed(old, 1.01), old)
+    assert finished.code == 0
+    assert "no operator changed by more than 5 %" in finished.out
 
 
 def test_check_ends_with_1_and_names_what_moved(cli, old):
-    ended = cli("profile", "check", slowed(old, 1.2), old)
-    assert ended.code == 1
-    assert "changed by more than 5 %: mlp up" in ended.out
+    finished = cli("profile", "check", slowed(old, 1.2), old)
+    assert finished.code == 1
+    assert "changed by more than 5 %: mlp up" in finished.out
     assert cli("profile", "check", slowed(old, 1.2), old, "--tolerance", "0.3").code == 0
 
 
 def test_check_writes_json(cli, old):
-    ended = cli("profile", "check", slowed(old, 1.2), old, "--json", "-")
-    assert ended.code == 1
-    assert json.loads(ended.out)["changed"] == 2
+    finished = cli("profile", "check", slowed(old, 1.2), old, "--json", "-")
+    assert finished.code == 1
+    assert json.loads(finished.out)["changed"] == 2
 
 
 def test_check_of_another_model_ends_with_2(cli, old, tmp_path):
     profile = read_profile(old)
     other = replace(profile, metadata=replace(profile.metadata, model="qwen3-8b"))
     write_profile(other, tmp_path / "other.parquet")
-    ended = cli("profile", "check", tmp_path / "other.parquet", old)
-    assert ended.code == 2
-    assert "both profiles must be of one model" in ended.err
+    finished = cli("profile", "check", tmp_path / "other.parquet", old)
+    assert finished.code == 2
+    assert "both profiles must be of one model" in finished.err
     assert cli("profile", "check", old, old, "--tolerance", "-1").code == 2
 
 
-def test_the_help_tells_the_exit_codes(cli):
+def test_the_help_lists_the_exit_codes(cli):
     assert "with 1 if some did" in " ".join(cli("profile", "check", "--help").out.split())

@@ -37,14 +37,14 @@ def test_a_file_without_points_is_removed(journal):
     assert not journal.path.exists()
 
 
-def test_an_interrupt_says_where_the_points_are(journal, capsys):
+def test_an_interrupt_reports_where_the_points_are(journal, capsys):
     add_a_point(journal)
     with pytest.raises(KeyboardInterrupt):
         ended_early(journal, KeyboardInterrupt())
     assert "give --resume" in capsys.readouterr().out
 
 
-def test_points_of_another_measurement_are_told_once(journal):
+def test_points_of_another_measurement_are_reported_once(journal):
     add_a_point(journal)
     with pytest.raises(ProfileError) as caught, keeping(journal.path, print):
         Journal(journal.path, {"model": "another"}, [])
@@ -55,8 +55,8 @@ def test_points_of_another_measurement_are_told_once(journal):
 def test_arguments_are_checked_before_the_file_of_points(cli, tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "p.parquet.points.jsonl").write_text("{}\n{}\n")
-    asked = ("profile", "run", "--model", "llama-3.1-8b", "--device", "cpu", "--out", tmp_path / "p.parquet")
-    ended = cli(*asked, "--tp", "7")
-    assert ended.code == 2
-    assert "points.jsonl" not in ended.err
-    assert "--resume" in cli(*asked).err
+    requested = ("profile", "run", "--model", "llama-3.1-8b", "--device", "cpu", "--out", tmp_path / "p.parquet")
+    finished = cli(*requested, "--tp", "7")
+    assert finished.code == 2
+    assert "points.jsonl" not in finished.err
+    assert "--resume" in cli(*requested).err

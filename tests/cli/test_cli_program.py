@@ -19,29 +19,29 @@ COMMANDS = [(), ("simulate",), ("explain",), ("catalog",), ("workload",), ("work
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_help_has_an_example_that_is_a_command_line_of_its_own(cli, command):
-    ended = cli(*command, "--help")
-    assert ended.code == 0
-    assert cli(*command, "-h") == ended
-    after = ended.out.split("Example")[1].splitlines()
+    finished = cli(*command, "--help")
+    assert finished.code == 0
+    assert cli(*command, "-h") == finished
+    after = finished.out.split("Example")[1].splitlines()
     assert any(line.strip().startswith("lengthwise ") for line in after)
 
 
 def test_help_lists_the_commands(cli):
-    ended = cli("--help")
+    finished = cli("--help")
     for command in ("simulate", "explain", "catalog", "workload"):
-        assert f"\n  {command}" in ended.out
+        assert f"\n  {command}" in finished.out
 
 
 def test_version(cli):
-    ended = cli("--version")
-    assert (ended.code, ended.out.split()[0]) == (0, "lengthwise")
+    finished = cli("--version")
+    assert (finished.code, finished.out.split()[0]) == (0, "lengthwise")
 
 
 @pytest.mark.parametrize("arguments", [("no-such-command",), ("simulate",), ("simulate", "--seeds", "0", "x")])
-def test_wrong_usage_is_exit_2_and_says_so_on_standard_error(cli, arguments):
-    ended = cli(*arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.strip()
+def test_wrong_usage_exits_with_2_and_reports_on_standard_error(cli, arguments):
+    finished = cli(*arguments)
+    assert (finished.code, finished.out) == (2, "")
+    assert finished.err.strip()
 
 
 def _raises(error):
@@ -73,17 +73,17 @@ def test_your_errors_are_exit_2_with_their_notes_and_no_traceback(cli, broken):
 @pytest.mark.parametrize("error", [InternalError("a law"), KeyError("k")], ids=["law", "slip"])
 def test_our_errors_are_exit_1_with_a_traceback_and_a_plea(cli, broken, error):
     broken(error)
-    ended = cli()
-    assert ended.code == 1
-    assert "Traceback" in ended.err
-    assert "please report" in ended.err
+    finished = cli()
+    assert finished.code == 1
+    assert "Traceback" in finished.err
+    assert "please report" in finished.err
 
 
 def test_ctrl_c_is_exit_130(cli, broken):
     broken(KeyboardInterrupt())
-    ended = cli()
-    assert (ended.code, ended.out) == (130, "")
-    assert "Traceback" not in ended.err
+    finished = cli()
+    assert (finished.code, finished.out) == (130, "")
+    assert "Traceback" not in finished.err
 
 
 def test_main_takes_the_command_line_of_the_process(monkeypatch, capsys):
@@ -129,8 +129,10 @@ def test_a_place_that_another_user_closed_is_no_bug(cli, monkeypatch, tmp_path):
         return exists(path)
 
     monkeypatch.setattr(Path, "exists", closed)
-    ended = cli("app", "run", ROOT / "examples" / "apps" / "critique.toml", "--out", locked, "--launcher", "simulated")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith(f"error: this user has no access to {locked}")
-    assert "(Permission denied)" in ended.err
-    assert "Traceback" not in ended.err
+    finished = cli(
+        "app", "run", ROOT / "examples" / "apps" / "critique.toml", "--out", locked, "--launcher", "simulated"
+    )
+    assert (finished.code, finished.out) == (2, "")
+    assert finished.err.startswith(f"error: this user has no access to {locked}")
+    assert "(Permission denied)" in finished.err
+    assert "Traceback" not in finished.err

@@ -46,16 +46,20 @@ def question(tmp_path):
 
 def test_capacity_prints_a_rate_and_its_interval(cli, question, tmp_path):
     out = tmp_path / "out.json"
-    ended = cli("capacity", question, "--json", out)
-    assert ended.code == 0, ended.err
-    assert "TTFT p90 ≤ 500 ms" in ended.out
-    told = json.loads(out.read_text())["capacities"][0]
-    assert told["requests_per_s"]["half_width"] < 0.1 * told["requests_per_s"]["value"]
-    assert f"{told['requests_per_s']['value']:.4g}" in ended.out
-    assert told["requests_per_s"]["model_low"] < told["requests_per_s"]["value"] < told["requests_per_s"]["model_high"]
-    assert told["at"]["metrics"]["ttft.p90"]["model_high"] != told["at"]["metrics"]["ttft.p90"]["value"]
-    assert "(model)" in ended.out
-    assert "90 % interval of the cost model's error" in ended.out
+    finished = cli("capacity", question, "--json", out)
+    assert finished.code == 0, finished.err
+    assert "TTFT p90 ≤ 500 ms" in finished.out
+    reported = json.loads(out.read_text())["capacities"][0]
+    assert reported["requests_per_s"]["half_width"] < 0.1 * reported["requests_per_s"]["value"]
+    assert f"{reported['requests_per_s']['value']:.4g}" in finished.out
+    assert (
+        reported["requests_per_s"]["model_low"]
+        < reported["requests_per_s"]["value"]
+        < reported["requests_per_s"]["model_high"]
+    )
+    assert reported["at"]["metrics"]["ttft.p90"]["model_high"] != reported["at"]["metrics"]["ttft.p90"]["value"]
+    assert "(model)" in finished.out
+    assert "90 % interval of the cost model's error" in finished.out
     off = json.loads(cli("capacity", question, "--json", "-", "--set", "run.model_draws=0").out)["capacities"][0]
     assert "model_low" not in off["requests_per_s"]
 
@@ -67,13 +71,13 @@ def test_capacity_takes_limits_on_the_command_line(cli, question):
     assert rates[0] > rates[1] > 0
 
 
-def test_search_prints_the_winner_and_writes_what_was_asked(cli, question, tmp_path):
-    page, told, folder = tmp_path / "plan.html", tmp_path / "plan.json", tmp_path / "launch"
-    ended = cli("search", question, "--report", page, "--json", told, "--deploy", folder, "--deploy-top", 2)
-    assert ended.code == 0, ended.err
-    plan = json.loads(told.read_text())["plans"][0]
+def test_search_prints_the_winner_and_writes_the_requested_files(cli, question, tmp_path):
+    page, reported, folder = tmp_path / "plan.html", tmp_path / "plan.json", tmp_path / "launch"
+    finished = cli("search", question, "--report", page, "--json", reported, "--deploy", folder, "--deploy-top", 2)
+    assert finished.code == 0, finished.err
+    plan = json.loads(reported.read_text())["plans"][0]
     names = {choice["key"]: choice["name"] for choice in plan["choices"]}
-    assert f"Best: {names[plan['best']]}" in ended.out
+    assert f"Best: {names[plan['best']]}" in finished.out
     assert 100_000 < page.stat().st_size < 1_500_000
     launches = sorted(path.name for path in folder.iterdir())
     assert len(launches) == 2
@@ -84,10 +88,10 @@ def test_search_prints_the_winner_and_writes_what_was_asked(cli, question, tmp_p
 
 
 def test_nothing_holds_is_an_answer(cli, question):
-    ended = cli("search", question, "--set", "search.limits.ttft.p90=0.001")
-    assert ended.code == 0
-    assert "No tried configuration meets the limits" in ended.out
-    assert "on an idle deployment" in ended.out
+    finished = cli("search", question, "--set", "search.limits.ttft.p90=0.001")
+    assert finished.code == 0
+    assert "No tried configuration meets the limits" in finished.out
+    assert "on an idle deployment" in finished.out
 
 
 def test_a_second_run_repeats_nothing(cli, question, tmp_path):
@@ -109,18 +113,20 @@ def test_another_question_is_not_answered_from_the_store(cli, question, tmp_path
 @pytest.mark.slow
 def test_killed_and_resumed_it_loses_only_what_was_running(question, tmp_path):
     """kill -9 in the midst of a larger search; the second run answers as one that was never killed."""
-    kept = tmp_path / "retained"
+    retained = tmp_path / "retained"
     line = [sys.executable, "-m", "lengthwise.cli", "search", str(question), "--json", "-", "--set"]
     line.append("search.space.max_num_batched_tokens=[256,512,1024,2048]")
-    with subprocess.Popen([*line, "--resume", str(kept)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        while _retained(kept) < 20 and run.poll() is None:
+    with subprocess.Popen(
+        [*line, "--resume", str(retained)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        while _retained(retained) < 20 and run.poll() is None:
             time.sleep(0.02)
         os.kill(run.pid, signal.SIGKILL)
-    done = _retained(kept)
+    done = _retained(retained)
     assert done >= 20
-    resumed = subprocess.run([*line, "--resume", str(kept)], capture_output=True, check=True)
-    whole = subprocess.run(line, capture_output=True, check=True)
-    one, two = (json.loads(e.stdout)["plans"][0] for e in (resumed, whole))
+    resumed = subprocess.run([*line, "--resume", str(retained)], capture_output=True, check=True)
+    complete = subprocess.run(line, capture_output=True, check=True)
+    one, two = (json.loads(e.stdout)["plans"][0] for e in (resumed, complete))
     assert one["effort"]["reused"] >= done
     assert {k: v for k, v in one.items() if k != "effort"} == {k: v for k, v in two.items() if k != "effort"}
 
@@ -147,19 +153,19 @@ def _retained(folder):
         (["--ray", "127.0.0.1:1"], "no Ray cluster"),
     ],
 )
-def test_bad_options_are_told_before_anything_runs(cli, question, options, words, monkeypatch):
+def test_invalid_options_are_reported_before_anything_runs(cli, question, options, words, monkeypatch):
     monkeypatch.chdir(question.parent)
-    ended = cli("search", question, *options)
-    assert ended.code == 2
-    assert words in ended.err
+    finished = cli("search", question, *options)
+    assert finished.code == 2
+    assert words in finished.err
     assert sorted(path.name for path in question.parent.iterdir()) == ["small.toml"]
 
 
 @pytest.mark.slow
 def test_ray_gives_the_same_plan(cli, question):
     """A real cluster on this machine."""
-    here = cli("search", question, "--json", "-")
-    there = cli("search", question, "--json", "-", "--ray", "local", "--jobs", 2)
-    assert there.code == 0, there.err
-    one, two = (json.loads(e.out[e.out.index("{") :])["plans"][0] for e in (here, there))
+    local = cli("search", question, "--json", "-")
+    distributed = cli("search", question, "--json", "-", "--ray", "local", "--jobs", 2)
+    assert distributed.code == 0, distributed.err
+    one, two = (json.loads(e.out[e.out.index("{") :])["plans"][0] for e in (local, distributed))
     assert {k: v for k, v in one.items() if k != "effort"} == {k: v for k, v in two.items() if k != "effort"}

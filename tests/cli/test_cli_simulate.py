@@ -23,23 +23,23 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_simulate_prints_both_variants_and_nothing_else(cli, scenario_file):
-    ended = cli("simulate", scenario_file)
-    assert ended.code == 0
+    finished = cli("simulate", scenario_file)
+    assert finished.code == 0
     for words in ("Two schedulers", "one", "Two, too", "TTFT", "JCT"):
-        assert words in ended.out
-    assert "Traceback" not in ended.err
+        assert words in finished.out
+    assert "Traceback" not in finished.err
 
 
 def test_quiet_prints_nothing(cli, scenario_file):
     assert cli("simulate", scenario_file, "--quiet") == (0, "", "")
 
 
-def test_files_are_written_where_asked_and_told(cli, scenario_file, tmp_path):
+def test_files_are_written_where_requested_and_reported(cli, scenario_file, tmp_path):
     html, out, trace = tmp_path / "r.html", tmp_path / "r.json", tmp_path / "t.json"
-    ended = cli("simulate", scenario_file, "--report", html, "--json", out, "--timeline", trace)
-    assert ended.code == 0
+    finished = cli("simulate", scenario_file, "--report", html, "--json", out, "--timeline", trace)
+    assert finished.code == 0
     for path in (html, out, trace, tmp_path / "t-two-too.json"):
-        assert f"wrote {path}" in ended.err
+        assert f"wrote {path}" in finished.err
     assert "<html" in html.read_text("utf-8").lower()
     names = [result["name"] for result in json.loads(out.read_text("utf-8"))["results"]]
     assert names == ["one", "Two, too"]
@@ -49,8 +49,8 @@ def test_files_are_written_where_asked_and_told(cli, scenario_file, tmp_path):
 def test_records_of_each_variant_hold_its_first_run(cli, scenario_file, tmp_path):
     from lengthwise import measure
 
-    ended = cli("simulate", scenario_file, "--records", tmp_path / "r.parquet")
-    assert ended.code == 0
+    finished = cli("simulate", scenario_file, "--records", tmp_path / "r.parquet")
+    assert finished.code == 0
     runs = {name: measure.read_records(tmp_path / f"r-{name}.parquet") for name in ("one", "two-too")}
     assert not (tmp_path / "r.parquet").exists()
     outcomes = simulate.run(scenario_file)
@@ -110,11 +110,11 @@ def test_a_users_policy_from_a_file_changes_the_answer(cli, scenario_file, tmp_p
     assert (tmp_path / "a.json").read_bytes() != (tmp_path / "b.json").read_bytes()
 
 
-def test_a_long_prompt_is_rejected_and_said(cli, scenario_file, tmp_path):
+def test_a_long_prompt_is_rejected_and_reported(cli, scenario_file, tmp_path):
     short = ["--set", "engine.max_model_len=100", "--json", tmp_path / "out.json"]
-    ended = cli("simulate", scenario_file, *short)
-    assert ended.code == 0
-    assert "rejected" in ended.out
+    finished = cli("simulate", scenario_file, *short)
+    assert finished.code == 0
+    assert "rejected" in finished.out
     counts = json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["summary"]["counts"]
     assert counts["rejected"] > 0
     assert counts["rejected"] + counts["finished"] == counts["arrivals"] == 40
@@ -155,47 +155,47 @@ def test_examples_run(cli, tmp_path, name):
         (["workload.request_rate=5", "workload.num_requests=50"], 3),
     ],
 )
-def test_seeds_change_nothing_where_there_is_no_chance(cli, tmp_path, changes, seeds):
+def test_seeds_change_nothing_in_a_deterministic_run(cli, tmp_path, changes, seeds):
     (tmp_path / "s.toml").write_text(
         f'workload.trace = "{EXAMPLES / "trace.csv"}"\ndeployment = {{ model = "llama-3-8b", gpu = "H100" }}\n'
     )
     sets = [part for change in changes for part in ("--set", change)]
-    ended = cli("simulate", tmp_path / "s.toml", "--seeds", 3, *sets, "--json", tmp_path / "out.json")
+    finished = cli("simulate", tmp_path / "s.toml", "--seeds", 3, *sets, "--json", tmp_path / "out.json")
     summary = json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["summary"]
-    assert ended.code == 0
+    assert finished.code == 0
     assert summary["seeds"] == list(range(seeds))
-    assert ended.err.count("a replay is deterministic: further seeds change nothing") == (seeds == 1)
+    assert finished.err.count("a replay is deterministic: further seeds change nothing") == (seeds == 1)
 
 
 @pytest.mark.parametrize(("requested", "report"), [(300, 0), (301, 1)])
-def test_a_replay_of_more_than_there_is_says_so(cli, requested, report):
-    ended = cli("simulate", EXAMPLES / "trace.toml", "--set", f"workload.num_requests={requested}")
-    assert ended.code == 0
-    assert ended.err.count("num_requests is 301, but the replayed trace has 300") == report
+def test_a_replay_longer_than_its_trace_is_reported(cli, requested, report):
+    finished = cli("simulate", EXAMPLES / "trace.toml", "--set", f"workload.num_requests={requested}")
+    assert finished.code == 0
+    assert finished.err.count("num_requests is 301, but the replayed trace has 300") == report
 
 
-def test_json_on_standard_output_is_alone_there(cli, scenario_file, tmp_path):
-    ended = cli("simulate", scenario_file, "--json", "-", "--report", tmp_path / "r.html")
+def test_json_on_standard_output_is_the_only_output(cli, scenario_file, tmp_path):
+    finished = cli("simulate", scenario_file, "--json", "-", "--report", tmp_path / "r.html")
     cli("simulate", scenario_file, "--json", tmp_path / "a.json")
-    assert ended.code == 0
-    assert ended.out == (tmp_path / "a.json").read_text("utf-8")
-    assert f"wrote {tmp_path / 'r.html'}" in ended.err
-    assert "wrote -" not in ended.err
-    assert cli("simulate", scenario_file, "--json", "-", "--quiet").out == ended.out
+    assert finished.code == 0
+    assert finished.out == (tmp_path / "a.json").read_text("utf-8")
+    assert f"wrote {tmp_path / 'r.html'}" in finished.err
+    assert "wrote -" not in finished.err
+    assert cli("simulate", scenario_file, "--json", "-", "--quiet").out == finished.out
 
 
 def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):
-    ended = cli("explain", EXAMPLES / "chat-70b.toml")
-    assert (ended.code, ended.err) == (0, "")
+    finished = cli("explain", EXAMPLES / "chat-70b.toml")
+    assert (finished.code, finished.err) == (0, "")
     for words in ("llama-2-70b", "weights", "KV cache", "fit at once", "decode attention", "bound by memory"):
-        assert words in ended.out
+        assert words in finished.out
 
 
 @pytest.mark.parametrize("scheduler", ["orca", "faster_transformer", "vidur_orca"])
 def test_explain_counts_what_a_memory_policy_reserves(scheduler):
-    whole = config.load(EXAMPLES / "chat-70b.toml").model_copy(update={"variants": []})
-    asked = whole.model_copy(update={"scheduler": whole.scheduler.model_copy(update={"policy": scheduler})})
-    (variant,) = variants.build(asked)
+    complete = config.load(EXAMPLES / "chat-70b.toml").model_copy(update={"variants": []})
+    sent = complete.model_copy(update={"scheduler": complete.scheduler.model_copy(update={"policy": scheduler})})
+    (variant,) = variants.build(sent)
     found = explain.explain(variant)
     kv, longest = variant.deployment.kv, variant.deployment.max_model_len
     assert {fit.seqs for fit in found.fits} == {kv.num_blocks * kv.block_size // longest}
@@ -212,7 +212,7 @@ def test_explain_agrees_with_what_the_engine_lets_in():
     assert (steps.decode_seqs + steps.prefill_seqs).max() == most == 1000 // (4096 // 16)
 
 
-def test_explain_says_where_predictions_decide(cli, scenario_file):
+def test_explain_shows_where_predictions_matter(cli, scenario_file):
     plain = cli("explain", scenario_file)
     predicted = cli("explain", scenario_file, "--set", "scheduler.memory=predicted_peak")
     assert "uses predictions" not in plain.out

@@ -12,21 +12,21 @@ FAST = ("--requests", "2000", "--seeds", "3")
 
 def test_bins_of_uniform_times(cli, tmp_path):
     out, page = tmp_path / "bins.json", tmp_path / "bins.html"
-    ended = cli("theory", "multibin", "--batch", 8, "--bins", "1,4", "--uniform", 1, 20, "--target", 0.95,
+    finished = cli("theory", "multibin", "--batch", 8, "--bins", "1,4", "--uniform", 1, 20, "--target", 0.95,
                 "--rate", 0.3, "--json", out, "--report", page, *FAST)  # fmt: skip
-    assert ended.code == 0, ended.err
-    assert "14 bins with known lengths reach 95 % of the capacity" in ended.out
-    assert "5.75 10.5 15.25" in ended.out
-    told = json.loads(out.read_text())
-    assert told["rows"][1]["throughput_rps"] == pytest.approx(0.647919, rel=1e-5)
-    assert told["rows"][1]["simulated_rps"]["value"] == pytest.approx(0.647919, rel=0.03)
+    assert finished.code == 0, finished.err
+    assert "14 bins with known lengths reach 95 % of the capacity" in finished.out
+    assert "5.75 10.5 15.25" in finished.out
+    reported = json.loads(out.read_text())
+    assert reported["rows"][1]["throughput_rps"] == pytest.approx(0.647919, rel=1e-5)
+    assert reported["rows"][1]["simulated_rps"]["value"] == pytest.approx(0.647919, rel=0.03)
     assert "What bins are worth" in page.read_text()
 
 
 def test_bins_of_exponential_times_go_by_the_recursion(cli):
-    ended = cli("theory", "multibin", "--exponential", 0.5, "--bins", "2", "--requests", 0, "--json", "-")
-    assert ended.code == 0, ended.err
-    (row,) = json.loads(ended.out)["rows"]
+    finished = cli("theory", "multibin", "--exponential", 0.5, "--bins", "2", "--requests", 0, "--json", "-")
+    assert finished.code == 0, finished.err
+    (row,) = json.loads(finished.out)["rows"]
     assert row["cuts_s"] == pytest.approx([1.99969], rel=1e-4)
     assert row["simulated_rps"]["value"] is None
 
@@ -34,18 +34,18 @@ def test_bins_of_exponential_times_go_by_the_recursion(cli):
 def test_lengths_of_files_and_presets(cli, tmp_path):
     path = tmp_path / "lengths.txt"
     path.write_text("100\n200\n300\n400\n")
-    ended = cli("theory", "multibin", "--lengths", path, "--batch", 2, "--bins", "1,2", *FAST)
-    assert ended.code == 0, ended.err
-    assert "4 lengths of" in ended.out
-    ended = cli("theory", "multibin", "--lengths", "chat-1m", "--bins", "1,2", "--requests", 0, "--quiet")
-    assert (ended.code, ended.out) == (0, "")
+    finished = cli("theory", "multibin", "--lengths", path, "--batch", 2, "--bins", "1,2", *FAST)
+    assert finished.code == 0, finished.err
+    assert "4 lengths of" in finished.out
+    finished = cli("theory", "multibin", "--lengths", "chat-1m", "--bins", "1,2", "--requests", 0, "--quiet")
+    assert (finished.code, finished.out) == (0, "")
 
 
 def test_predictors_of_a_given_accuracy_gain_less(cli):
     def gained(*more):
-        ended = cli("theory", "multibin", "--uniform", 1, 20, "--bins", "4", "--requests", 0, "--json", "-", *more)
-        assert ended.code == 0, ended.err
-        return json.loads(ended.out)["rows"][0]
+        finished = cli("theory", "multibin", "--uniform", 1, 20, "--bins", "4", "--requests", 0, "--json", "-", *more)
+        assert finished.code == 0, finished.err
+        return json.loads(finished.out)["rows"][0]
 
     right, wrong = gained(), gained("--accuracy", "4=0.6297")
     assert wrong["throughput_rps"] < right["throughput_rps"]
@@ -53,36 +53,36 @@ def test_predictors_of_a_given_accuracy_gain_less(cli):
     assert gained("--error", 0.2)["accuracy"] == pytest.approx(1 - 0.2 * 6 / 4)
 
 
-def test_where_one_server_cannot_keep_up_no_latency_is_told(cli):
-    ended = cli("theory", "multibin", "--uniform", 1, 20, "--bins", "1,8", "--rate", 0.6, "--requests", 0)
-    assert ended.code == 0, ended.err
-    one, eight = (line for line in ended.out.splitlines() if re.match(r"\s+[18]  ", line))
-    assert "latency s" in ended.out
-    assert "queue)" in ended.out
+def test_no_latency_is_reported_where_one_server_cannot_keep_up(cli):
+    finished = cli("theory", "multibin", "--uniform", 1, 20, "--bins", "1,8", "--rate", 0.6, "--requests", 0)
+    assert finished.code == 0, finished.err
+    one, eight = (line for line in finished.out.splitlines() if re.match(r"\s+[18]  ", line))
+    assert "latency s" in finished.out
+    assert "queue)" in finished.out
     assert ("\N{EN DASH}" in one, "\N{EN DASH}" in eight) == (True, False)
 
 
 def test_queue(cli, tmp_path):
     page = tmp_path / "queue.html"
-    ended = cli("theory", "queue", "--exponential", 1, "--load", "0.05,0.9", "--slots", 4, "--report", page)
-    assert ended.code == 0, ended.err
-    assert "At a load of 0.9, known lengths would reduce the mean time" in ended.out
-    assert "not worth it" in ended.out
+    finished = cli("theory", "queue", "--exponential", 1, "--load", "0.05,0.9", "--slots", 4, "--report", page)
+    assert finished.code == 0, finished.err
+    assert "At a load of 0.9, known lengths would reduce the mean time" in finished.out
+    assert "not worth it" in finished.out
     assert page.stat().st_size > 10_000
 
 
 def test_queue_takes_a_range_and_a_predictors_own_answers(cli, tmp_path):
     path = tmp_path / "pairs.txt"
     path.write_text("100, 120\n200, 150\n300, 500\n50, 60\n")
-    ended = cli("theory", "queue", "--pairs", path, "--load", "0.5..0.9", "--json", "-")
-    assert ended.code == 0, ended.err
-    told = json.loads(ended.out)
-    assert len(told["loads"]) == 10
-    assert told["orders"]["srpt"][-1]["mean_s"] < told["orders"]["sprpt"][-1]["mean_s"]
+    finished = cli("theory", "queue", "--pairs", path, "--load", "0.5..0.9", "--json", "-")
+    assert finished.code == 0, finished.err
+    reported = json.loads(finished.out)
+    assert len(reported["loads"]) == 10
+    assert reported["orders"]["srpt"][-1]["mean_s"] < reported["orders"]["sprpt"][-1]["mean_s"]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "states"),
     [
         (["multibin"], "one of --uniform"),
         (["multibin", "--uniform", 1, 2, "--exponential", 1], "--uniform and --exponential"),
@@ -108,14 +108,14 @@ def test_queue_takes_a_range_and_a_predictors_own_answers(cli, tmp_path):
         (["queue", "--exponential", 1, "--error", -1], "at least 0"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_sentence(cli, words, says):
-    ended = cli("theory", *words)
-    assert ended.code == 2, (ended.out, ended.err)
-    assert says in ended.err
+def test_bad_input_ends_with_2_and_one_sentence(cli, words, states):
+    finished = cli("theory", *words)
+    assert finished.code == 2, (finished.out, finished.err)
+    assert states in finished.err
 
 
 def test_files_of_numbers_that_cannot_be_read(cli, tmp_path):
-    for text, says in (
+    for text, states in (
         ("", "no numbers"),
         ("1\nx\n", "numbers"),
         ("1 2\n\n3\n", "line 3 has 1: '3'"),
@@ -123,7 +123,7 @@ def test_files_of_numbers_that_cannot_be_read(cli, tmp_path):
     ):
         path = tmp_path / "lengths.txt"
         path.write_text(text)
-        ended = cli("theory", "multibin", "--lengths", path)
-        assert (ended.code, says in ended.err) == (2, True), (text, ended.err)
+        finished = cli("theory", "multibin", "--lengths", path)
+        assert (finished.code, states in finished.err) == (2, True), (text, finished.err)
     path.write_text("1 2 3\n")
     assert "two numbers a line" in cli("theory", "queue", "--pairs", path).err

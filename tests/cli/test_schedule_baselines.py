@@ -34,47 +34,47 @@ latency_bound = "1s"
     return path
 
 
-def asked(cli, *words):
-    ended = cli("schedule", *words, "--json", "-")
-    assert ended.code == 0, ended.err
-    return json.loads(ended.out)
+def requested(cli, *words):
+    finished = cli("schedule", *words, "--json", "-")
+    assert finished.code == 0, finished.err
+    return json.loads(finished.out)
 
 
-def test_systems_are_asked_for_by_name_or_in_the_file(cli, brief):
-    told = asked(cli, brief, "--baselines", "ORCA, fastertransformer")
-    assert [one["system"] for one in told["others"]] == ["orca", "fastertransformer"]
-    assert all(one["best"]["latency_high_s"] <= 1 for one in told["others"])
-    same = asked(cli, brief, "--set", 'schedule.baselines=["orca", "fastertransformer"]')
-    assert same["others"] == told["others"]
+def test_systems_are_requested_by_name_or_in_the_file(cli, brief):
+    reported = requested(cli, brief, "--baselines", "ORCA, fastertransformer")
+    assert [one["system"] for one in reported["others"]] == ["orca", "fastertransformer"]
+    assert all(one["best"]["latency_high_s"] <= 1 for one in reported["others"])
+    same = requested(cli, brief, "--set", 'schedule.baselines=["orca", "fastertransformer"]')
+    assert same["others"] == reported["others"]
 
 
-def test_configurations_are_told_as_they_are_played(brief, monkeypatch, cli):
-    told = []
+def test_configurations_are_reported_as_they_are_simulated(brief, monkeypatch, cli):
+    reported = []
 
     @contextmanager
     def shown(*, quiet):
-        yield lambda *at: None if quiet else told.append(at)
+        yield lambda *at: None if quiet else reported.append(at)
 
     monkeypatch.setattr(progress, "simulating", shown)
-    assert asked(cli, brief)["others"] == []
-    assert told == [], "nothing is played"
-    (one,) = asked(cli, brief, "--baselines", "fastertransformer")["others"]
-    assert told == [(number, 0) for number in range(1, one["configurations"] + 1)]
+    assert requested(cli, brief)["others"] == []
+    assert reported == [], "nothing is played"
+    (one,) = requested(cli, brief, "--baselines", "fastertransformer")["others"]
+    assert reported == [(number, 0) for number in range(1, one["configurations"] + 1)]
 
 
 @pytest.mark.slow
 def test_all_of_them_stand_in_a_table(cli, brief):
-    ended = cli("schedule", brief, "--baselines", "all")
-    assert ended.code == 0, ended.err
-    assert "Other systems on the same GPUs:" in ended.out
-    assert all(name in ended.out for name in SYSTEM_NAMES.values())
+    finished = cli("schedule", brief, "--baselines", "all")
+    assert finished.code == 0, finished.err
+    assert "Other systems on the same GPUs:" in finished.out
+    assert all(name in finished.out for name in SYSTEM_NAMES.values())
 
 
-def test_without_being_asked_none_is_played(cli, brief):
-    assert asked(cli, brief)["others"] == []
+def test_no_system_is_simulated_unless_requested(cli, brief):
+    assert requested(cli, brief)["others"] == []
 
 
-def test_an_unknown_system_is_told_with_the_nearest(cli, brief):
-    ended = cli("schedule", brief, "--baselines", "sarathy")
-    assert ended.code == 2
-    assert "Did you mean: sarathi" in ended.err
+def test_an_unknown_system_is_reported_with_the_nearest(cli, brief):
+    finished = cli("schedule", brief, "--baselines", "sarathy")
+    assert finished.code == 2
+    assert "Did you mean: sarathi" in finished.err

@@ -37,39 +37,41 @@ latency_bound = "3s"
 @pytest.mark.slow
 def test_the_example_is_answered(cli, tmp_path):
     page, out = tmp_path / "page.html", tmp_path / "out.json"
-    ended = cli("schedule", EXAMPLE, "--report", page, "--json", out)
-    assert ended.code == 0, ended.err
-    assert "Within 3 s for outputs of 63 tokens" in ended.out
+    finished = cli("schedule", EXAMPLE, "--report", page, "--json", out)
+    assert finished.code == 0, finished.err
+    assert "Within 3 s for outputs of 63 tokens" in finished.out
     for words in ("Static batching with batches of", "Best by bound:", "mean +15 %", "RRA", "WAA-C", "not"):
-        assert words in ended.out
-    told = json.loads(out.read_text())
-    assert told["chosen"]["latency_high_s"] <= 3
-    assert told["evaluated"] < 0.01 * told["points"]
+        assert words in finished.out
+    reported = json.loads(out.read_text())
+    assert reported["chosen"]["latency_high_s"] <= 3
+    assert reported["evaluated"] < 0.01 * reported["points"]
     assert "OPT-13B summarises" in page.read_text("utf-8")
-    assert "wrote" in ended.err
+    assert "wrote" in finished.err
 
 
-def asked(cli, *words):
-    ended = cli("schedule", *words, "--json", "-")
-    assert ended.code == 0, ended.err
-    return json.loads(ended.out)
+def requested(cli, *words):
+    finished = cli("schedule", *words, "--json", "-")
+    assert finished.code == 0, finished.err
+    return json.loads(finished.out)
 
 
 @pytest.mark.slow
-def test_options_say_the_same_as_the_file(cli, short):
-    told = asked(cli, short, "--latency-bound", "2500ms", "--bound-for", "p95", "--strategy", "RRA", "--gpus", 4)
-    assert (told["bound_s"], told["level"]) == (2.5, 0.95)
-    assert {side["strategy"] for side in told["sides"]} == {"rra"}
-    assert {side["tp"] for side in told["sides"]} == {1, 2, 4}
-    assert told["metadata"]["GPUs"] == "4 x A40"
-    assert told == asked(
+def test_options_are_equivalent_to_the_file(cli, short):
+    reported = requested(
+        cli, short, "--latency-bound", "2500ms", "--bound-for", "p95", "--strategy", "RRA", "--gpus", 4
+    )
+    assert (reported["bound_s"], reported["level"]) == (2.5, 0.95)
+    assert {side["strategy"] for side in reported["sides"]} == {"rra"}
+    assert {side["tp"] for side in reported["sides"]} == {1, 2, 4}
+    assert reported["metadata"]["GPUs"] == "4 x A40"
+    assert reported == requested(
         cli, short, "--set", "schedule.latency_bound=2.5", "--set", 'schedule.bound_for="p95"',
         "--set", 'schedule.strategies=["rra"]', "--set", "schedule.gpus=4",
-    ) | {"seconds": told["seconds"]}  # fmt: skip
+    ) | {"seconds": reported["seconds"]}  # fmt: skip
 
 
 def test_exhaustive_finds_nothing_better_than_the_gap(cli, short):
-    found, looked = asked(cli, short), asked(cli, short, "--exhaustive")
+    found, looked = requested(cli, short), requested(cli, short, "--exhaustive")
     assert looked["gap"] == 0
     assert found["chosen"]["throughput_rps"] * (1 + found["gap"]) >= looked["chosen"]["throughput_rps"] * (1 - 1e-9)
     assert found["evaluated"] < looked["evaluated"]
@@ -77,7 +79,10 @@ def test_exhaustive_finds_nothing_better_than_the_gap(cli, short):
 
 @pytest.mark.slow
 def test_an_expected_latency_lets_more_in(cli, short):
-    worst, mean = (asked(cli, short, "--latency-bound", 1), asked(cli, short, "--latency-bound", 1, "--expected"))
+    worst, mean = (
+        requested(cli, short, "--latency-bound", 1),
+        requested(cli, short, "--latency-bound", 1, "--expected"),
+    )
     assert (worst["worst_case"], mean["worst_case"]) == (True, False)
     assert mean["chosen"]["throughput_rps"] >= worst["chosen"]["throughput_rps"]
     assert mean["chosen"]["latency_s"] <= 1
@@ -85,26 +90,26 @@ def test_an_expected_latency_lets_more_in(cli, short):
 
 @pytest.mark.slow
 def test_rates_of_loading_may_be_given(cli, short):
-    usual = asked(cli, short)["redeploy"]
-    told = asked(cli, short, "--set", "schedule.dram_gb_s=9.8", "--set", "schedule.ssd_gb_s=14.6")["redeploy"]
-    assert told["dram_s"] == pytest.approx(usual["dram_s"] / 2)
-    assert told["ssd_s"] == pytest.approx(usual["ssd_s"] / 2)
-    assert told["source"] == "rates as given"
+    usual = requested(cli, short)["redeploy"]
+    reported = requested(cli, short, "--set", "schedule.dram_gb_s=9.8", "--set", "schedule.ssd_gb_s=14.6")["redeploy"]
+    assert reported["dram_s"] == pytest.approx(usual["dram_s"] / 2)
+    assert reported["ssd_s"] == pytest.approx(usual["ssd_s"] / 2)
+    assert reported["source"] == "rates as given"
 
 
 def test_no_bound_is_infinite(cli, short):
-    told = asked(cli, short, "--latency-bound", "inf")
-    assert told["bound_s"] is None
-    assert told["metadata"]["bound"] == "no latency bound"
+    reported = requested(cli, short, "--latency-bound", "inf")
+    assert reported["bound_s"] is None
+    assert reported["metadata"]["bound"] == "no latency bound"
 
 
 def test_quiet_prints_nothing(cli, short):
-    ended = cli("schedule", short, "--quiet")
-    assert (ended.code, ended.out, ended.err) == (0, "", "")
+    finished = cli("schedule", short, "--quiet")
+    assert (finished.code, finished.out, finished.err) == (0, "", "")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "states"),
     [
         (["--latency-bound", "0.01"], "the least latency is"),
         (["--latency-bound", "soon"], "must be seconds"),
@@ -125,17 +130,17 @@ def test_quiet_prints_nothing(cli, short):
         (["--report", "/nowhere/page.html"], "does not exist"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_sentence(cli, short, words, says):
-    ended = cli("schedule", short, *words)
-    assert ended.code == 2, (ended.out, ended.err)
-    assert says in ended.err
+def test_bad_input_ends_with_2_and_one_sentence(cli, short, words, states):
+    finished = cli("schedule", short, *words)
+    assert finished.code == 2, (finished.out, finished.err)
+    assert states in finished.err
 
 
 def test_variants_are_not_compared(cli, short):
     short.write_text(short.read_text() + '[[variants]]\nname = "a"\n[[variants]]\nname = "b"\n')
-    ended = cli("schedule", short)
-    assert ended.code == 2
-    assert "take the [[variants]] out" in ended.err
+    finished = cli("schedule", short)
+    assert finished.code == 2
+    assert "take the [[variants]] out" in finished.err
 
 
 def test_a_replayed_trace_is_counted(cli, tmp_path):
@@ -147,16 +152,18 @@ def test_a_replayed_trace_is_counted(cli, tmp_path):
         '[workload]\ntrace = "trace.csv"\n[deployment]\nmodel = "opt-13b"\ngpu = "A40"\ntp = 2\n'
         '[schedule]\nlatency_bound = "2s"\nstrategies = ["rra"]\n'
     )
-    told = asked(cli, path)
-    assert told["quantile_tokens"] == 12
-    assert "outputs 6 tokens" in told["metadata"]["lengths"] or "outputs 7 tokens" in told["metadata"]["lengths"]
+    reported = requested(cli, path)
+    assert reported["quantile_tokens"] == 12
+    assert (
+        "outputs 6 tokens" in reported["metadata"]["lengths"] or "outputs 7 tokens" in reported["metadata"]["lengths"]
+    )
 
 
-def test_a_rate_above_the_throughput_and_the_time_of_the_command_are_told(cli, short):
+def test_a_rate_above_the_throughput_and_the_planning_time_are_reported(cli, short):
     fast = ("--strategy", "RRA", "--set", "run.model_draws=0", "--set", "workload.request_rate=100000")
-    ended = cli("schedule", short, *fast)
-    assert ended.code == 0, ended.err
-    assert "The workload sends 100000 requests/s, the schedule serves" in ended.out
-    assert "replicas of it are needed, or the queue grows." in ended.out
-    assert "Planned in" in ended.out
-    assert "the search took" in ended.out
+    finished = cli("schedule", short, *fast)
+    assert finished.code == 0, finished.err
+    assert "The workload sends 100000 requests/s, the schedule serves" in finished.out
+    assert "replicas of it are needed, or the queue grows." in finished.out
+    assert "Planned in" in finished.out
+    assert "the search took" in finished.out

@@ -47,9 +47,9 @@ def deployed(cli, tmp_path):
     def made(strategy, gpus=2, bound="3s", *words):
         path = tmp_path / "small.toml"
         path.write_text(TEXT.format(gpus=gpus, bound=bound, strategy=strategy))
-        ended = cli("schedule", path, "--deploy", tmp_path / "launch", *words)
-        assert ended.code == 0, ended.err
-        return tmp_path / "launch", ended.out
+        finished = cli("schedule", path, "--deploy", tmp_path / "launch", *words)
+        assert finished.code == 0, finished.err
+        return tmp_path / "launch", finished.out
 
     return made
 
@@ -65,16 +65,16 @@ def after(words, flag):
     return words[words.index(flag) + 1]
 
 
-def test_phases_are_told_to_the_gateway_to_vllm_and_to_the_runner(deployed):
+def test_phases_are_passed_to_the_gateway_to_vllm_and_to_the_runner(deployed):
     folder, _ = deployed("rra")
     plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
-    told = config.load_gateway(folder / "gateway.toml").config
-    phases = told.dispatch.phases
-    assert told.order.mode == "rra"
+    reported = config.load_gateway(folder / "gateway.toml").config
+    phases = reported.dispatch.phases
+    assert reported.order.mode == "rra"
     assert (phases.prefill_batch, phases.decode_steps) == (plan["prefill_batch"], plan["decode_steps"])
     run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
-    assert run.phases.max_in_flight == phases.max_in_flight
-    assert int(after(command(folder / "vllm.sh"), "--max-num-seqs")) == phases.max_in_flight
+    assert run.phases.max_requests == phases.max_requests
+    assert int(after(command(folder / "vllm.sh"), "--max-num-seqs")) == phases.max_requests
     cut = "--pipeline-parallel-size" if plan["tp_groups"] == 0 else "--tensor-parallel-size"
     assert after(command(folder / "vllm.sh"), cut) == "2"
 
@@ -88,7 +88,7 @@ def test_one_stage_keeps_phases_inside_vllm(deployed):
     assert (inside["prefill_batch"], inside["decode_steps"]) == (plan["prefill_batch"], plan["decode_steps"])
 
 
-def test_the_readme_says_where_vllm_keeps_phases_itself_and_what_it_falls_back_to(deployed):
+def test_the_readme_states_where_vllm_keeps_phases_itself_and_its_fallback(deployed):
     folder, _ = deployed("rra", 1)
     flat = " ".join((folder / "README.md").read_text().split())
     assert f"- vLLM {' or '.join(TESTED)}, as the class was run on no other" in flat
@@ -97,7 +97,7 @@ def test_the_readme_says_where_vllm_keeps_phases_itself_and_what_it_falls_back_t
 
 
 @pytest.mark.parametrize(("strategy", "gpus", "bound"), [("rra", 1, "3s"), ("waa-m", 4, "4s")])
-def test_the_readme_says_how_often_the_bound_holds_if_the_tables_are_off(deployed, strategy, gpus, bound):
+def test_the_readme_states_how_often_the_bound_holds_if_the_tables_are_off(deployed, strategy, gpus, bound):
     """Of the choice, or of what is run instead."""
     folder, _ = deployed(strategy, gpus, bound)
     (spread,) = json.loads((folder / "PLAN.json").read_text())["spreads"]
@@ -106,14 +106,14 @@ def test_the_readme_says_how_often_the_bound_holds_if_the_tables_are_off(deploye
     assert f"**the bound holds in {100 * spread['held_share']:.0f} % of the draws**" in text
 
 
-def test_what_vllm_does_not_keep_is_kept_by_the_gateway_and_the_readme_says_why(deployed):
+def test_phases_that_vllm_does_not_keep_are_kept_by_the_gateway_with_the_reason(deployed):
     folder, _ = deployed("rra", 1)
     run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
-    why = plugin_limitation(Runnable(run.row, 1, EngineShape(1, 2)))
-    assert "this schedule has 2 pipeline stages" in why
-    steps = phase_steps(why)
+    reason = plugin_limitation(Runnable(run.row, 1, EngineShape(1, 2)))
+    assert "this schedule has 2 pipeline stages" in reason
+    steps = phase_steps(reason)
     assert "vllm-phases.sh" not in steps
-    assert f"does not keep these phases: {why}. The gateway keeps them from outside" in steps
+    assert f"does not keep these phases: {reason}. The gateway keeps them from outside" in steps
     assert plugin_limitation(Runnable(run.row, 1, EngineShape(2))) == ""
 
 
@@ -128,12 +128,12 @@ def test_what_vllm_does_not_serve_is_planned_but_not_written(cli, tmp_path, stra
     assert "Leave --deploy away" in refused.err
     assert not folder.exists()
     assert cli(*words).code == 0, "the plan itself stays"
-    asked = config.load(path, ["deployment.model=t5-11b", "run.model_draws=0"])
+    requested = config.load(path, ["deployment.model=t5-11b", "run.model_draws=0"])
     with pytest.raises(InputError, match="has an encoder"):
-        schedule_launch.write_schedule_launch(asked, schedule.plan_schedule(asked), folder)
+        schedule_launch.write_schedule_launch(requested, schedule.plan_schedule(requested), folder)
 
 
-def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):
+def test_a_threshold_is_planned_with_and_passed_to_all_that_run_it(deployed):
     plain, _ = deployed("rra", 1)
     before = json.loads((plain / "PLAN.json").read_text())
     assert before["threshold"] is None
@@ -143,8 +143,8 @@ def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):
     assert plan["chosen"]["throughput_rps"] > before["chosen"]["throughput_rps"]
     phases = config.load_gateway(folder / "gateway.toml").config.dispatch.phases
     assert phases.threshold == 0.05
-    told = json.loads(after(command(folder / "vllm-phases.sh"), "--additional-config"))
-    inside = RraSettings(**told["lengthwise"])
+    reported = json.loads(after(command(folder / "vllm-phases.sh"), "--additional-config"))
+    inside = RraSettings(**reported["lengthwise"])
     assert inside.threshold == 0.05
     assert inside.prompt_tokens == pytest.approx(550 * phases.prefill_batch, abs=1)
     assert inside.decode_batch == pytest.approx(phases.decode_batch, abs=0.5)
@@ -156,7 +156,7 @@ def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):
     assert other.phases.threshold == 0.2
 
 
-def test_a_split_that_was_planned_even_says_that_vllm_does_not_keep_it_so(deployed):
+def test_an_evenly_planned_split_notes_that_vllm_does_not_keep_it(deployed):
     folder, _ = deployed("waa-c", 2, "3s", "--threshold", "0.05")
     assert "within the threshold" in (folder / "README.md").read_text()
 
@@ -175,22 +175,22 @@ def test_a_split_becomes_a_producer_a_consumer_and_a_router(deployed):
     assert "--prefill http://127.0.0.1:8100" in router
     assert "--decode http://127.0.0.1:8200" in router
     plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
-    held = config.load_gateway(folder / "gateway.toml").config.engines[0].in_flight
-    assert held >= plan["decode_batch"] + plan["prefill_batch"]
+    in_use = config.load_gateway(folder / "gateway.toml").config.engines[0].concurrency
+    assert in_use >= plan["decode_batch"] + plan["prefill_batch"]
     planned = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     assert planned.phases is None
-    assert held == split_in_flight(planned.row)
-    assert f"at most {held} at a time" in " ".join((folder / "README.md").read_text().split())
+    assert in_use == split_in_flight(planned.row)
+    assert f"at most {in_use} at a time" in " ".join((folder / "README.md").read_text().split())
 
 
-def test_what_engines_cannot_be_told_becomes_the_nearest_with_its_own_numbers(deployed):
+def test_an_unrunnable_choice_becomes_the_nearest_runnable_with_its_own_numbers(deployed):
     """Three GPUs under WAA have two stages on a side, which vLLM's hand-over does not take."""
     folder, out = deployed("waa-m", 4, "4s")
-    told = json.loads((folder / "PLAN.json").read_text())
+    reported = json.loads((folder / "PLAN.json").read_text())
     assert "Engines cannot run" in out
     assert "Engines cannot run" in (folder / "README.md").read_text()
-    assert told["chosen"]["latency_high_s"] <= 4
-    assert "Engines cannot run" in told["answer"][0]
+    assert reported["chosen"]["latency_high_s"] <= 4
+    assert "Engines cannot run" in reported["answer"][0]
     assert tomllib.loads((folder / "gateway.toml").read_text())
 
 
@@ -204,7 +204,7 @@ def test_scripts_are_shell(deployed, strategy):
         assert script.stat().st_mode & 0o100
 
 
-def test_files_that_are_there_are_kept(cli, deployed, tmp_path):
+def test_existing_files_are_not_overwritten(cli, deployed, tmp_path):
     folder, _ = deployed("rra")
     (folder / "README.md").write_text("own")
     refused = cli("schedule", tmp_path / "small.toml", "--deploy", folder)

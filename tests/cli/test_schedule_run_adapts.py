@@ -55,28 +55,28 @@ def trace(path, *parts):
 
 
 @pytest.mark.slow
-def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, requested, url, tmp_path):
+def test_longer_requests_change_the_schedule_and_are_reported(cli, requested, url, tmp_path):
     live = trace(tmp_path / "live.csv", (250, 2, 16), (450, 20, 34))
-    ended = cli(
+    finished = cli(
         "schedule", "run", requested, "--engine", url, "--adapt", "--workload", live, "--out", tmp_path / "run",
         "--admin-port", 0,
     )  # fmt: skip
-    assert ended.code == 0, ended.err
-    flat = " ".join(ended.out.split())
+    assert finished.code == 0, finished.err
+    flat = " ".join(finished.out.split())
     assert "admin page at http://127.0.0.1:" in flat
     assert "outputs changed, from about request 2" in flat
     assert "Changed to RRA, B_E =" in flat
     assert "Lengths of 700 requests were monitored. Below is the outcome of RRA, B_E =" in flat
-    assert "outputs changed" in ended.err, "the gateway's log tells it when it happens"
-    told = json.loads((tmp_path / "run" / "outcome.json").read_text())
-    first, *again = told["news"]
+    assert "outputs changed" in finished.err, "the gateway's log tells it when it happens"
+    reported = json.loads((tmp_path / "run" / "outcome.json").read_text())
+    first, *again = reported["news"]
     assert not first["failed"]
     assert first["adaptation"]["sides"] in (["outputs"], ["prompts", "outputs"])
-    assert told["followed"]["observed"] == 700
-    assert told["followed"]["changed"] >= 1
+    assert reported["followed"]["observed"] == 700
+    assert reported["followed"]["changed"] >= 1
     last = (again or [first])[-1]["phases"]
-    assert told["phases"] == last
-    seen = {one["name"]: one for one in told["outcome"]["seen"]}
+    assert reported["phases"] == last
+    seen = {one["name"]: one for one in reported["outcome"]["seen"]}
     assert seen["prefill batch, B_E"]["planned"] == last["prefill_batch"]
     requests = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
     assert {one["outcome"] for one in requests} == {"finished"}
@@ -85,14 +85,14 @@ def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, req
 
 @pytest.mark.slow
 def test_requests_as_planned_change_nothing(cli, requested, url):
-    told = json.loads(cli("schedule", "run", requested, "--engine", url, "--adapt", "--json", "-", "-q").out)
-    assert told["news"] == []
-    assert (told["followed"]["observed"], told["followed"]["changed"]) == (250, 0)
-    assert told["followed"]["false_positive_rate"] == 0.01
+    reported = json.loads(cli("schedule", "run", requested, "--engine", url, "--adapt", "--json", "-", "-q").out)
+    assert reported["news"] == []
+    assert (reported["followed"]["observed"], reported["followed"]["changed"]) == (250, 0)
+    assert reported["followed"]["false_positive_rate"] == 0.01
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "states"),
     [
         (["--false-positive-rate", "0.1"], "goes with --adapt"),
         (["--storage", "ssd"], "goes with --adapt"),
@@ -102,7 +102,7 @@ def test_requests_as_planned_change_nothing(cli, requested, url):
         (["--workload", "nothing-such"], "there is no file nothing-such"),
     ],
 )
-def test_bad_input_ends_with_2_and_says_what_must_hold(cli, requested, words, says):
-    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", *words)
-    assert ended.code == 2, (ended.out, ended.err)
-    assert says in " ".join(ended.err.split())
+def test_invalid_input_exits_with_2_and_names_the_requirement(cli, requested, words, states):
+    finished = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", *words)
+    assert finished.code == 2, (finished.out, finished.err)
+    assert states in " ".join(finished.err.split())

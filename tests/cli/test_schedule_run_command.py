@@ -51,9 +51,15 @@ def plan(tmp_path):
         import dataclasses
 
         chosen = dataclasses.asdict(row_of()) | changes
-        told = {"format": "lengthwise.schedule", "version": 1, "chosen": chosen, "bound_s": 5.0, "quantile_tokens": 16}
+        reported = {
+            "format": "lengthwise.schedule",
+            "version": 1,
+            "chosen": chosen,
+            "bound_s": 5.0,
+            "quantile_tokens": 16,
+        }
         path = tmp_path / "plan.json"
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(reported))
         return path
 
     return made
@@ -67,26 +73,26 @@ def url():
 
 
 @pytest.mark.slow
-def test_a_schedule_is_kept_and_what_came_stands_beside_it(cli, requested, plan, url, tmp_path):
+def test_a_schedule_is_followed_and_the_results_are_shown_next_to_it(cli, requested, plan, url, tmp_path):
     out = tmp_path / "run"
-    ended = cli("schedule", "run", requested, "--engine", url, "--schedule", plan(), "--out", out)
-    assert ended.code == 0, ended.err
-    assert "Serving RRA, B_E = 3, N_D = 5" in ended.out
-    assert "The bound of 5 s held" in ended.out
-    told = json.loads((out / "outcome.json").read_text())
-    seen = {one["name"]: one for one in told["outcome"]["seen"]}
+    finished = cli("schedule", "run", requested, "--engine", url, "--schedule", plan(), "--out", out)
+    assert finished.code == 0, finished.err
+    assert "Serving RRA, B_E = 3, N_D = 5" in finished.out
+    assert "The bound of 5 s held" in finished.out
+    reported = json.loads((out / "outcome.json").read_text())
+    seen = {one["name"]: one for one in reported["outcome"]["seen"]}
     batch, steps = seen["prefill batch, B_E"], seen["decode iterations, N_D"]
     assert (batch["planned"], steps["planned"]) == (3, 5)
     assert batch["value"] == pytest.approx(3, abs=0.2)
-    assert steps["value"] >= 5 - 1e-9 or told["outcome"]["completed"].get("idle")
-    assert told["outcome"]["satisfied"] is True
-    assert isinstance(told["warnings"], list)
-    assert told["phases"]["max_in_flight"] <= 32
+    assert steps["value"] >= 5 - 1e-9 or reported["outcome"]["completed"].get("idle")
+    assert reported["outcome"]["satisfied"] is True
+    assert isinstance(reported["warnings"], list)
+    assert reported["phases"]["max_requests"] <= 32
     phases = [json.loads(line) for line in (out / "phases.jsonl").read_text().splitlines()]
     assert {one["worker"] for one in phases} == {"engine 1"}
-    whole = [one["decode_steps"] for one in phases if one["cause"] == "steps"]
-    assert statistics.median_low(whole) == 5
-    assert min(whole) == 5
+    complete = [one["decode_steps"] for one in phases if one["cause"] == "steps"]
+    assert statistics.median_low(complete) == 5
+    assert min(complete) == 5
     requests = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert len(requests) == 60
     assert {one["outcome"] for one in requests} == {"finished"}
@@ -104,17 +110,17 @@ def test_a_scenario_without_a_plan_is_planned(requested):
 
 
 def test_a_choice_that_engines_as_they_are_cannot_keep_is_exit_2(cli, requested):
-    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--strategy", "waa-c")
-    assert ended.code == 2
-    assert "WAA-C" in ended.err
-    assert "--deploy DIR" in ended.err
+    finished = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--strategy", "waa-c")
+    assert finished.code == 2
+    assert "WAA-C" in finished.err
+    assert "--deploy DIR" in finished.err
 
 
 @pytest.mark.slow
-def test_the_command_beside_it_goes_on_working(cli, requested):
-    ended = cli("schedule", requested, "--strategy", "rra")
-    assert ended.code == 0, ended.err
-    assert "RRA" in ended.out
+def test_the_parent_command_still_works(cli, requested):
+    finished = cli("schedule", requested, "--strategy", "rra")
+    assert finished.code == 0, finished.err
+    assert "RRA" in finished.out
     assert cli("schedule", "run", "--help").out.startswith("Usage: lengthwise schedule run")
     assert cli("schedule", "--help").out.startswith("Usage: lengthwise schedule [OPTIONS] {SCENARIO}")
 
@@ -130,61 +136,61 @@ def test_the_command_beside_it_goes_on_working(cli, requested):
         ({"prefill_batch": 20, "decode_steps": 2, "decode_batch": 75.0}, "with B_D = 75 requests at once"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_message(cli, requested, plan, url, changes, message):
-    ended = cli("schedule", "run", requested, "--engine", url, "--schedule", plan(**changes))
-    assert ended.code == 2
-    assert message in ended.err.replace("\n", " ")
-    assert "Traceback" not in ended.err
+def test_an_unrunnable_schedule_is_reported_in_one_message(cli, requested, plan, url, changes, message):
+    finished = cli("schedule", "run", requested, "--engine", url, "--schedule", plan(**changes))
+    assert finished.code == 2
+    assert message in finished.err.replace("\n", " ")
+    assert "Traceback" not in finished.err
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "states"),
     [
         (["--latency-bound", "3s"], "excludes --latency-bound"),
         (["--strategy", "rra"], "excludes --strategy"),
         (["--set", "schedule.bound_for=p95"], "excludes --set schedule.bound_for"),
     ],
 )
-def test_a_plan_that_was_made_takes_no_other_bound_or_strategy(cli, requested, plan, words, says):
-    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", plan(), *words)
-    assert ended.code == 2
-    assert says in " ".join(ended.err.split())
+def test_a_plan_that_was_made_takes_no_other_bound_or_strategy(cli, requested, plan, words, states):
+    finished = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", plan(), *words)
+    assert finished.code == 2
+    assert states in " ".join(finished.err.split())
 
 
 @pytest.mark.slow
-def test_the_same_from_python_and_too_few_phases_are_a_doubt(requested, plan, url):
-    here = config.load(requested, ["workload.num_requests=6"])
-    played = schedule_run.run_schedule(here, [url], schedule_plan.planned_run(here, plan()))
+def test_the_python_api_agrees_and_too_few_phases_are_warned_about(requested, plan, url):
+    scenario = config.load(requested, ["workload.num_requests=6"])
+    played = schedule_run.run_schedule(scenario, [url], schedule_plan.planned_run(scenario, plan()))
     assert {row.outcome for row in played.rows} == {"finished"}
     assert (len(played.rows), played.engines) == (6, 1)
-    doubts = schedule_run.warnings(played)
-    assert any("numbers without an interval: too few phases count" in one for one in doubts)
+    found_warnings = schedule_run.warnings(played)
+    assert any("numbers without an interval: too few phases count" in one for one in found_warnings)
 
 
 @pytest.mark.slow
-def test_a_lack_of_requests_is_told_as_a_doubt(cli, requested, plan, url):
+def test_a_lack_of_requests_is_reported_as_a_warning(cli, requested, plan, url):
     """One at a time: every phase goes on until the next request has come."""
-    ended = cli(
+    finished = cli(
         "schedule", "run", requested, "--engine", url, "--requests", 30, "--request-rate", 3,
         "--schedule", plan(prefill_batch=1, decode_batch=2.0, decode_steps=2),
     )  # fmt: skip
-    assert ended.code == 0, ended.err
-    assert "too few requests arrived" in ended.out.replace("\n", " ")
+    assert finished.code == 0, finished.err
+    assert "too few requests arrived" in finished.out.replace("\n", " ")
 
 
-def test_an_engine_that_is_not_there_is_exit_2(cli, requested, plan):
-    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", plan())
-    assert ended.code == 2
-    assert "127.0.0.1:9" in ended.err
+def test_an_unreachable_engine_exits_with_2(cli, requested, plan):
+    finished = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", plan())
+    assert finished.code == 2
+    assert "127.0.0.1:9" in finished.err
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": "other"}', '{"format": "lengthwise.schedule"}'])
 def test_a_file_that_is_no_schedule_is_exit_2(cli, requested, tmp_path, text):
     path = tmp_path / "no.json"
     path.write_text(text)
-    ended = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", path)
-    assert ended.code == 2
-    assert "no.json must" in ended.err
+    finished = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", path)
+    assert finished.code == 2
+    assert "no.json must" in finished.err
 
 
 def test_the_file_that_schedule_writes_is_read(cli, requested, tmp_path):

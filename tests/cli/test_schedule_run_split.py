@@ -31,11 +31,11 @@ tp = 2
 @pytest.fixture
 def files(tmp_path):
     """A scenario and a plan for it, as far as it is read."""
-    asked, plan = tmp_path / "short.toml", tmp_path / "plan.json"
-    asked.write_text(SCENARIO)
-    told = {"format": "lengthwise.schedule", "version": 1, "chosen": dataclasses.asdict(SPLIT)}
-    plan.write_text(json.dumps(told | {"bound_s": 60.0, "quantile_tokens": 16}))
-    return asked, plan
+    requested, plan = tmp_path / "short.toml", tmp_path / "plan.json"
+    requested.write_text(SCENARIO)
+    reported = {"format": "lengthwise.schedule", "version": 1, "chosen": dataclasses.asdict(SPLIT)}
+    plan.write_text(json.dumps(reported | {"bound_s": 60.0, "quantile_tokens": 16}))
+    return requested, plan
 
 
 @pytest.fixture
@@ -46,17 +46,17 @@ def router():
 
 
 @pytest.mark.slow
-def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_plan(cli, files, router, tmp_path):
-    asked, plan = files
+def test_concurrency_stays_within_the_plan_and_the_results_are_shown_next_to_it(cli, files, router, tmp_path):
+    requested, plan = files
     out = tmp_path / "run"
-    ended = cli("schedule", "run", asked, "--engine", router, "--schedule", plan, "--out", out)
-    assert ended.code == 0, ended.err
-    assert "Serving WAA-C, B_E = 2, B_m = 1, 1 GPU prefills on one router" in ended.out
-    assert "at most 10 concurrent requests per router" in ended.out
-    assert "The bound of 60 s held" in ended.out
-    told = json.loads((out / "outcome.json").read_text())
-    assert told["phases"] is None
-    seen = {one["name"]: one for one in told["outcome"]["seen"]}
+    finished = cli("schedule", "run", requested, "--engine", router, "--schedule", plan, "--out", out)
+    assert finished.code == 0, finished.err
+    assert "Serving WAA-C, B_E = 2, B_m = 1, 1 GPU prefills on one router" in finished.out
+    assert "at most 10 concurrent requests per router" in finished.out
+    assert "The bound of 60 s held" in finished.out
+    reported = json.loads((out / "outcome.json").read_text())
+    assert reported["phases"] is None
+    seen = {one["name"]: one for one in reported["outcome"]["seen"]}
     assert seen["throughput"]["planned"] == 12.0
     assert 0 < seen["requests in flight"]["value"] <= 10 + 1e-6
     requests = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
@@ -68,30 +68,30 @@ def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_pla
 
 
 @pytest.mark.slow
-def test_so_few_that_all_are_let_in_at_once_say_nothing_and_how_many_would(cli, files, router):
-    asked, plan = files
-    ended = cli("schedule", "run", asked, "--engine", router, "--schedule", plan, "--requests", 6)
-    assert ended.code == 0, ended.err
-    said = " ".join(ended.out.split())
-    assert "was not tested" in said
-    assert "play more (--requests 1000)" in said
+def test_too_few_requests_leave_the_bound_untested_and_a_sufficient_number_is_named(cli, files, router):
+    requested, plan = files
+    finished = cli("schedule", "run", requested, "--engine", router, "--schedule", plan, "--requests", 6)
+    assert finished.code == 0, finished.err
+    message = " ".join(finished.out.split())
+    assert "was not tested" in message
+    assert "play more (--requests 1000)" in message
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "states"),
     [
         (["--threshold", "0.1"], "forms its batches itself"),
         (["--adapt"], "only a schedule of phases (rra) can follow lengths"),
     ],
 )
-def test_what_only_phases_can_is_refused(cli, files, words, says):
-    asked, plan = files
-    ended = cli("schedule", "run", asked, "--engine", "http://127.0.0.1:9", "--schedule", plan, *words)
-    assert ended.code == 2
-    assert says in " ".join(ended.err.split())
+def test_what_only_phases_can_is_refused(cli, files, words, states):
+    requested, plan = files
+    finished = cli("schedule", "run", requested, "--engine", "http://127.0.0.1:9", "--schedule", plan, *words)
+    assert finished.code == 2
+    assert states in " ".join(finished.err.split())
 
 
 def test_a_split_that_was_only_chosen_needs_the_engines_that_deploy_writes(cli, files):
-    ended = cli("schedule", "run", files[0], "--engine", "http://127.0.0.1:9", "--strategy", "waa-c")
-    assert ended.code == 2
-    assert "--schedule DIR/PLAN.json" in " ".join(ended.err.split())
+    finished = cli("schedule", "run", files[0], "--engine", "http://127.0.0.1:9", "--strategy", "waa-c")
+    assert finished.code == 2
+    assert "--schedule DIR/PLAN.json" in " ".join(finished.err.split())

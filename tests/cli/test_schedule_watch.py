@@ -53,40 +53,40 @@ def trace(path, parts, rate=20.0):
 
 def test_a_trace_that_moves_is_followed(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(400, SUMMARIES.output_pmf), (1200, LONGER)])
-    ended = cli("schedule", "watch", requested, "--workload", live, "--json", tmp_path / "out.json")
-    assert ended.code == 0, ended.err
+    finished = cli("schedule", "watch", requested, "--workload", live, "--json", tmp_path / "out.json")
+    assert finished.code == 0, finished.err
     for words in (
         "Planned for prompts 256", "at most 1 %", "outputs changed, from about request 4", "exceeded by",
         "requests take longer", "Changed to RRA", "tighter", "planned again, with 1,000 requests",
         "With the first schedule unchanged, about",
     ):  # fmt: skip
-        assert words in ended.out
-    told = json.loads((tmp_path / "out.json").read_text("utf-8"))
-    assert (told["format"], told["version"], told["requests"]) == ("lengthwise.schedule_watch", 1, 1600)
-    assert told["answer"] == [line for line in ended.out.splitlines() if line]
-    first, again = told["adaptations"]
+        assert words in finished.out
+    reported = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert (reported["format"], reported["version"], reported["requests"]) == ("lengthwise.schedule_watch", 1, 1600)
+    assert reported["answer"] == [line for line in finished.out.splitlines() if line]
+    first, again = reported["adaptations"]
     assert (first["first"], again["first"]) == (True, False)
     assert first["change"]["retained_latency_s"] > 6 >= first["change"]["new_latency_s"]
-    assert told["deployed"] != told["planned"]
-    assert 0 < told["late"] < 1200
+    assert reported["deployed"] != reported["planned"]
+    assert 0 < reported["late"] < 1200
 
 
 def test_lengths_that_stay_change_nothing(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(1000, SUMMARIES.output_pmf)])
-    ended = cli("schedule", "watch", requested, "--workload", live, "--json", tmp_path / "out.json")
-    assert ended.code == 0, ended.err
-    assert "No significant change of lengths" in ended.out
-    told = json.loads((tmp_path / "out.json").read_text("utf-8"))
-    assert (told["adaptations"], told["late"]) == ([], 0)
-    assert told["deployed"] == told["planned"]
+    finished = cli("schedule", "watch", requested, "--workload", live, "--json", tmp_path / "out.json")
+    assert finished.code == 0, finished.err
+    assert "No significant change of lengths" in finished.out
+    reported = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert (reported["adaptations"], reported["late"]) == ([], 0)
+    assert reported["deployed"] == reported["planned"]
 
 
-def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, requested, tmp_path):
+def test_a_requested_margin_and_rate_are_applied(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(600, LONGER)])
     words = ("--margin", "0.2", "--false-positive-rate", "0.001", "--least-requests", 250, "--storage", "ssd")
-    told = json.loads(cli("schedule", "watch", requested, "--workload", live, *words, "--json", "-").out)
-    (one,) = told["adaptations"]
-    assert (told["false_positive_rate"], one["requests"], one["change"]["margin"]) == (0.001, 250, 0.2)
+    reported = json.loads(cli("schedule", "watch", requested, "--workload", live, *words, "--json", "-").out)
+    (one,) = reported["adaptations"]
+    assert (reported["false_positive_rate"], one["requests"], one["change"]["margin"]) == (0.001, 250, 0.2)
     assert one["change"]["new_latency_s"] <= 0.8 * 6
 
 
@@ -98,7 +98,7 @@ def ran():
     return Measured(engine.simulate(workload, variant.deployment), workload, SIMULATED)
 
 
-def test_a_run_is_told_in_the_order_of_arrival_once_all_before_have_ended(ran):
+def test_a_run_is_reported_in_arrival_order_once_all_earlier_requests_finish(ran):
     live = schedule_adaptation.Live.of_records(ran)
     requests = ran.records.requests
     assert len(live) == 300
@@ -109,13 +109,13 @@ def test_a_run_is_told_in_the_order_of_arrival_once_all_before_have_ended(ran):
 
 def test_a_file_of_records_is_replayed(cli, requested, tmp_path, ran):
     measure.write_records(ran, tmp_path / "run.parquet")
-    ended = cli("schedule", "watch", requested, "--records", tmp_path / "run.parquet")
-    assert ended.code == 0, ended.err
-    assert "Watched 300 requests" in ended.out
+    finished = cli("schedule", "watch", requested, "--records", tmp_path / "run.parquet")
+    assert finished.code == 0, finished.err
+    assert "Watched 300 requests" in finished.out
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "states"),
     [
         ([], "either --records FILE or --workload"),
         (["--workload", "exegpt-s", "--records", "run.parquet"], "either --records FILE or --workload"),
@@ -129,10 +129,10 @@ def test_a_file_of_records_is_replayed(cli, requested, tmp_path, ran):
         (["--workload", "exegpt-s", "--set", "schedule.latency_bound=0.01"], "the least latency is"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_sentence(cli, requested, words, says):
-    ended = cli("schedule", "watch", requested, *words)
-    assert ended.code == 2, (ended.out, ended.err)
-    assert says in ended.err
+def test_bad_input_ends_with_2_and_one_sentence(cli, requested, words, states):
+    finished = cli("schedule", "watch", requested, *words)
+    assert finished.code == 2, (finished.out, finished.err)
+    assert states in finished.err
 
 
 def test_an_adapter_of_a_scenario_follows_requests_from_python():

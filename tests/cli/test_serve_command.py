@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.gateway import config as told
-from lengthwise.gateway.notices import is_local, notices
+from lengthwise.gateway import config as reported
+from lengthwise.gateway.notices import is_loopback, notices
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, in_thread
 
 KEY = "sk-a-client"
@@ -129,32 +129,32 @@ def test_logs_are_json_and_warnings_are_among_them(tmp_path):
     assert out == ""
 
 
-def test_a_gateway_without_an_engine_says_what_to_do(cli):
-    ended = cli("serve")
-    assert ended.code == 2
-    assert "needs an engine: give --engine" in ended.err
+def test_a_gateway_without_an_engine_reports_what_to_do(cli):
+    finished = cli("serve")
+    assert finished.code == 2
+    assert "needs an engine: give --engine" in finished.err
 
 
-def test_a_port_that_is_taken_is_said(cli):
+def test_an_occupied_port_is_reported(cli):
     import socket
 
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen()
-        ended = cli("serve", "--engine", "http://127.0.0.1:9", "--port", door.getsockname()[1])
-    assert ended.code == 2
-    assert "the port must be free" in ended.err
+        finished = cli("serve", "--engine", "http://127.0.0.1:9", "--port", door.getsockname()[1])
+    assert finished.code == 2
+    assert "the port must be free" in finished.err
 
 
-def test_check_prints_a_file_that_says_the_same(cli, tmp_path):
+def test_check_prints_an_equivalent_file(cli, tmp_path):
     from lengthwise.config import load_gateway
 
     given = ("--engine", "http://a:1", "--mode", "bins", "--host", "0.0.0.0", "--set", "order.bins=4")
-    ended = cli("serve", *given, "--journal", "day.jsonl", "--check")
-    assert ended.code == 0
-    assert "there are no keys, and the gateway listens on 0.0.0.0" in ended.err
+    finished = cli("serve", *given, "--journal", "day.jsonl", "--check")
+    assert finished.code == 0
+    assert "there are no keys, and the gateway listens on 0.0.0.0" in finished.err
     path = tmp_path / "again.toml"
-    path.write_text(ended.out)
+    path.write_text(finished.out)
     config = load_gateway(path).config
     assert (config.order.mode, config.order.bins, config.listen.host) == ("bins", 4, "0.0.0.0")
     assert config.listen.journal == str(Path("day.jsonl").absolute())
@@ -162,26 +162,26 @@ def test_check_prints_a_file_that_says_the_same(cli, tmp_path):
 
 @pytest.mark.parametrize("arguments", [("--mode", "fifo"), ("--admin-port", "some"), ("--set", "order")])
 def test_what_cannot_be_used_ends_with_2(cli, arguments):
-    ended = cli("serve", "--engine", "http://a:1", *arguments, "--check")
-    assert ended.code == 2
-    assert ended.err.startswith("error: ")
+    finished = cli("serve", "--engine", "http://a:1", *arguments, "--check")
+    assert finished.code == 2
+    assert finished.err.startswith("error: ")
 
 
 def test_a_key_is_hashed_as_the_gateway_does(cli, monkeypatch):
     import io
 
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{KEY}\n"))
-    ended = cli("serve", "--hash-key")
-    assert ended.out == f"{digest(KEY)}\n"
+    finished = cli("serve", "--hash-key")
+    assert finished.out == f"{digest(KEY)}\n"
     for nothing in ("", "\n", "clé\n", "one\ntwo\n"):
         monkeypatch.setattr(sys, "stdin", io.StringIO(nothing))
         assert cli("serve", "--hash-key").code == 2
 
 
 def test_a_look_back_at_what_is_no_journal(cli, tmp_path):
-    ended = cli("serve", "--report", tmp_path / "none.jsonl")
-    assert ended.code == 2
-    assert "none.jsonl" in ended.err
+    finished = cli("serve", "--report", tmp_path / "none.jsonl")
+    assert finished.code == 2
+    assert "none.jsonl" in finished.err
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_a_look_back_at_what_is_no_journal(cli, tmp_path):
     ],
 )  # fmt: skip
 def test_what_a_look_back_would_ignore_is_refused(ignored, cli, tmp_path):
-    ended = cli("serve", "--report", tmp_path / "day.jsonl", *ignored)
-    assert ended.code == 2
-    assert f"{ignored[0]}: does not go with --report, which takes only CONFIG, --set" in ended.err
+    finished = cli("serve", "--report", tmp_path / "day.jsonl", *ignored)
+    assert finished.code == 2
+    assert f"{ignored[0]}: does not go with --report, which takes only CONFIG, --set" in finished.err
     assert cli("serve", "--hash-key", *ignored).code == 2
 
 
@@ -210,9 +210,9 @@ def test_a_look_back_at_a_journal(cli, tmp_path):
             assert process.wait(timeout=20) == 0
     elsewhere = tmp_path / "elsewhere.toml"  # of the machine that wrote the journal
     elsewhere.write_text('engines = ["http://a:1"]\n[listen]\njournal = "not/here/day.jsonl"\n')
-    ended = cli("serve", elsewhere, "--report", journal, "--json", tmp_path / "gain.json")
-    assert ended.code == 0, ended.err
-    assert ended.out.startswith("Verdict: ")
+    finished = cli("serve", elsewhere, "--report", journal, "--json", tmp_path / "gain.json")
+    assert finished.code == 0, finished.err
+    assert finished.out.startswith("Verdict: ")
     assert json.loads((tmp_path / "gain.json").read_text())["requests"] == 3
 
 
@@ -228,47 +228,49 @@ def test_a_look_back_at_a_journal(cli, tmp_path):
     ],
 )
 def test_what_cannot_be_used_is_called_as_it_was_given(options, message, cli):
-    ended = cli("serve", "--engine", "http://localhost:1", *options, "--check")
-    assert ended.code == 2
-    assert message in ended.err
+    finished = cli("serve", "--engine", "http://localhost:1", *options, "--check")
+    assert finished.code == 2
+    assert message in finished.err
 
 
 @pytest.mark.parametrize("given", ["trace=collector", "proxies=lb.local", "journal=no/such/folder/j"])
-def test_what_the_start_would_stumble_on_is_told_first(given, cli):
+def test_problems_that_would_fail_the_start_are_reported_first(given, cli):
     """Nothing has begun: no port is had, no engine asked."""
-    ended = cli("serve", "--engine", "http://localhost:1", "--set", f"listen.{given}")
-    assert (ended.code, ended.out) == (2, "")
-    assert len(ended.err.splitlines()) == 1
-    assert f"--set listen.{given.partition('=')[0]}: " in ended.err
+    finished = cli("serve", "--engine", "http://localhost:1", "--set", f"listen.{given}")
+    assert (finished.code, finished.out) == (2, "")
+    assert len(finished.err.splitlines()) == 1
+    assert f"--set listen.{given.partition('=')[0]}: " in finished.err
 
 
-def config(**listen) -> told.GatewayConfig:
-    return told.GatewayConfig(engines=(told.Engine("http://a:1"),), listen=told.Listen(**listen))
+def config(**listen) -> reported.GatewayConfig:
+    return reported.GatewayConfig(engines=(reported.Engine("http://a:1"),), listen=reported.Listen(**listen))
 
 
 def test_warnings_are_of_what_is_open():
     assert notices(config()) == []
     assert "no keys" in notices(config(host="0.0.0.0"))[0]
-    assert notices(config(host="0.0.0.0", tls=told.Tls("c", "k", "ca"))) == []
+    assert notices(config(host="0.0.0.0", tls=reported.Tls("c", "k", "ca"))) == []
     assert "admin port" in notices(config(admin_host="::"))[0]
     assert notices(config(admin_host="::", admin_port=None)) == []
-    assert [is_local(host) for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "0.0.0.0")] == [
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "0.0.0.0")] == [
         True, True, True, False, False,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority", "engine-plugin"])
-def test_who_caps_an_engine_that_is_to_be_given_all_is_told(mode):
-    order, listen = told.Order(mode=mode), told.Listen(journal="day.jsonl")
-    for engine in (told.Engine("http://a:1", in_flight=4), told.Engine("http://a:1")):
-        entries = told.GatewayConfig((engine,), order=order, listen=listen)
-        found = told.GatewayConfig(discovery=told.Discovery(dns="a:1", engine=engine), order=order, listen=listen)
+def test_a_cap_on_an_engine_that_should_have_none_is_warned_about(mode):
+    order, listen = reported.Order(mode=mode), reported.Listen(journal="day.jsonl")
+    for engine in (reported.Engine("http://a:1", concurrency=4), reported.Engine("http://a:1")):
+        entries = reported.GatewayConfig((engine,), order=order, listen=listen)
+        found = reported.GatewayConfig(
+            discovery=reported.Discovery(dns="a:1", engine=engine), order=order, listen=listen
+        )
         warned = [*notices(entries), *notices(found)]
-        assert ["in_flight is set" in text for text in warned] == [True, True] * (engine.in_flight is not None)
-    assert notices(told.GatewayConfig((told.Engine("http://a:1", in_flight=4),))) == []
+        assert ["concurrency is set" in text for text in warned] == [True, True] * (engine.concurrency is not None)
+    assert notices(reported.GatewayConfig((reported.Engine("http://a:1", concurrency=4),))) == []
 
 
-def test_an_engine_in_development_mode_is_told():
+def test_an_engine_in_development_mode_is_warned_about():
     import asyncio
 
     from aiohttp import web
@@ -279,7 +281,7 @@ def test_an_engine_in_development_mode_is_told():
     from lengthwise.gateway.fleet.worker import Worker
     from lengthwise.gateway.notices import engine_notices
 
-    async def asked(*, dev: bool) -> list[str]:
+    async def requested(*, dev: bool) -> list[str]:
         async def awake(_):
             return web.json_response({"is_sleeping": False})
 
@@ -287,13 +289,15 @@ def test_an_engine_in_development_mode_is_told():
         if dev:
             app.router.add_get("/is_sleeping", awake)
         async with TestServer(app) as server:
-            worker = Worker(told.Engine(str(server.make_url("")).rstrip("/")), told.ResilienceConfig(), told.Dispatch())
+            worker = Worker(
+                reported.Engine(str(server.make_url("")).rstrip("/")), reported.ResilienceConfig(), reported.Dispatch()
+            )
             worker.identified, worker.metadata = True, EngineMetadata(Abilities(engine="vllm"))
             try:
                 return await engine_notices([worker], "srtf")
             finally:
                 await worker.session.close()
 
-    assert asyncio.run(asked(dev=False)) == []
-    (text,) = asyncio.run(asked(dev=True))
+    assert asyncio.run(requested(dev=False)) == []
+    (text,) = asyncio.run(requested(dev=True))
     assert "VLLM_SERVER_DEV_MODE" in text

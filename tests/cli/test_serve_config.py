@@ -14,7 +14,7 @@ from lengthwise.config import gateway as places
 from lengthwise.config import gateway as room
 from lengthwise.config import gateway_reader, load_gateway, loads_gateway
 from lengthwise.config.gateway import GatewayFile, PhasesSection
-from lengthwise.gateway import config as told
+from lengthwise.gateway import config as reported
 from lengthwise.gateway.relay import open_session
 from lengthwise.schema.errors import InputError, ScenarioError
 
@@ -34,7 +34,7 @@ url = "http://a:8000"
 url = "https://b/v1"
 name = "b"
 kind = "sglang"
-in_flight = 4
+concurrency = 4
 probe = false
 [discovery]
 dns = "pods.default.svc:8000"
@@ -63,66 +63,71 @@ def wrong(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_is_what_the_gateway_is_told():
+def test_a_file_becomes_the_gateway_config():
     config = loads_gateway(FULL).config
-    assert config == told.GatewayConfig(
+    assert config == reported.GatewayConfig(
         engines=(
-            told.Engine("http://a:8000"),
-            told.Engine("https://b/v1", name="b", kind="sglang", in_flight=4, probe=False),
+            reported.Engine("http://a:8000"),
+            reported.Engine("https://b/v1", name="b", kind="sglang", concurrency=4, probe=False),
         ),
-        discovery=told.Discovery(
-            dns="pods.default.svc:8000", every_s=10.0, engine=told.Engine("http://found", kind="vllm")
+        discovery=reported.Discovery(
+            dns="pods.default.svc:8000", every_s=10.0, engine=reported.Engine("http://found", kind="vllm")
         ),
-        order=told.Order(mode="srtf"),
-        admission=told.Admission(max_predicted_wait_s=120.0),
-        keys=(told.Key("chat", DIGEST, ("m",), -1, 2.5, concurrency=3),),
-        dispatch=told.Dispatch(phases=told.Phases(4, 3)),
-        limits=told.Limits(values=50_000),
-        listen=told.Listen(host="0.0.0.0", port=9000, admin_port=None),
+        order=reported.Order(mode="srtf"),
+        admission=reported.Admission(max_predicted_wait_s=120.0),
+        keys=(reported.Key("chat", DIGEST, ("m",), -1, 2.5, concurrency=3),),
+        dispatch=reported.Dispatch(phases=reported.Phases(4, 3)),
+        limits=reported.Limits(values=50_000),
+        listen=reported.Listen(host="0.0.0.0", port=9000, admin_port=None),
     )
 
 
 def test_defaults_and_names_are_those_of_the_gateway():
     config = loads_gateway(ENGINE).config
-    assert config == told.GatewayConfig(engines=(told.Engine("http://a:8000"),))
-    parts = {field.name: field.type for field in dataclasses.fields(told.GatewayConfig)}
+    assert config == reported.GatewayConfig(engines=(reported.Engine("http://a:8000"),))
+    parts = {field.name: field.type for field in dataclasses.fields(reported.GatewayConfig)}
     assert set(GatewayFile.model_fields) == set(parts)
     for name in ("order", "admission", "dispatch", "prediction", "limits", "resilience", "listen", "discovery"):
         section = GatewayFile.model_fields[name].annotation
         assert set(section.model_fields) == {
-            field.name for field in dataclasses.fields(getattr(told, str(parts[name])))
+            field.name for field in dataclasses.fields(getattr(reported, str(parts[name])))
         }
 
 
 @pytest.mark.parametrize("name", ["kind", "mode", "fairness", "statistic"])
 def test_choices_are_those_of_the_gateway(name):
-    words = {"kind": told.KINDS, "mode": told.MODES, "fairness": told.FAIRNESS, "statistic": told.STATISTICS}
+    words = {
+        "kind": reported.KINDS,
+        "mode": reported.MODES,
+        "fairness": reported.FAIRNESS,
+        "statistic": reported.STATISTICS,
+    }
     section = {"kind": '[discovery.engine]\nkind="{}"', "statistic": '[prediction]\nstatistic="{}"'}
     text = section.get(name, f'[order]\n{name}="{{}}"')
     phases = "\n[dispatch.phases]\nprefill_batch = 1\ndecode_steps = 1"
     for word in words[name]:
         loads_gateway(ENGINE + text.format(word) + phases)
-    said = wrong(ENGINE + text.format("xyzzy"))
-    assert "must be" in said
-    assert "did you mean" not in said
+    stated = wrong(ENGINE + text.format("xyzzy"))
+    assert "must be" in stated
+    assert "did you mean" not in stated
 
 
 def test_phases_are_those_of_the_gateway():
-    parts = {field.name for field in dataclasses.fields(told.Phases)}
+    parts = {field.name for field in dataclasses.fields(reported.Phases)}
     assert set(PhasesSection.model_fields) == parts
     text = "[dispatch.phases]\nprefill_batch = 4\ndecode_steps = 3\ndecode_batch = 9.5\n"
     text += "mean_prompt_tokens = 12\nthreshold = 0.25\n"
     phases = loads_gateway(ENGINE + text, overrides=["order.mode=rra"]).config.dispatch.phases
-    assert phases == told.Phases(4, 3, 9.5, 12.0, 0.25)
+    assert phases == reported.Phases(4, 3, 9.5, 12.0, 0.25)
 
 
-def test_what_is_printed_says_the_same():
+def test_the_printed_file_is_equivalent():
     settings = loads_gateway(FULL)
     assert loads_gateway(settings.toml).config == settings.config
-    assert tomllib.loads(settings.toml)["limits"]["depth"] == told.Limits().depth
+    assert tomllib.loads(settings.toml)["limits"]["depth"] == reported.Limits().depth
 
 
-def test_yaml_says_the_same():
+def test_yaml_is_equivalent():
     text = "engines:\n  - http://a:8000\norder:\n  mode: bins\n  max-wait-s: 30s\n"
     order = loads_gateway(text, suffix=".yaml").config.order
     assert (order.mode, order.max_wait_s) == ("bins", 30.0)
@@ -169,8 +174,8 @@ def test_overrides_are_the_last_word(tmp_path):
             "threshold must have decode_batch and mean_prompt_tokens",
         ),
         (
-            "[dispatch.phases]\nprefill_batch = 4\ndecode_steps = 3\nmax_in_flight = 3\n",
-            "max_in_flight must be a whole number of at least 4",
+            "[dispatch.phases]\nprefill_batch = 4\ndecode_steps = 3\nmax_requests = 3\n",
+            "max_requests must be a whole number of at least 4",
         ),
         ('[discovery]\nendpoint_slices = "engines:8000"\n', "must be namespace/service:port"),
         ('[discovery]\ndns = "engines"\n', "must be host:port"),
@@ -195,7 +200,7 @@ def test_what_cannot_be_used_is_named(text, message):
     assert message in wrong(ENGINE + text)
 
 
-def test_all_problems_are_told_at_once_and_overrides_by_their_name():
+def test_all_problems_are_reported_at_once_and_overrides_by_their_name():
     text = wrong(ENGINE + "[listen]\nprot = 1\n[care]\nfailures = 0\n", "limits.n=none")
     assert "3 problems" in text
     assert "--set limits.n: must be a whole number" in text
@@ -221,12 +226,12 @@ def test_a_gateway_without_engines_is_refused():
     ],
 )
 def test_a_key_in_clear_text_is_refused_and_not_repeated(text):
-    said = wrong(text)
-    assert "sk-secret" not in said
-    assert "digest" in said or "must not stand in the file" in said
+    stated = wrong(text)
+    assert "sk-secret" not in stated
+    assert "digest" in stated or "must not stand in the file" in stated
 
 
-def test_keys_come_from_where_the_file_says(tmp_path, monkeypatch):
+def test_keys_come_from_the_sources_in_the_file(tmp_path, monkeypatch):
     (tmp_path / "engine").write_text("sk-engine\n")
     (tmp_path / "keys").write_text(f"# the team\nchat:{DIGEST}\n\nbatch:two:{OTHER} # colons are fine\n")
     monkeypatch.setenv("ENGINE_KEY", "sk-env")
@@ -303,16 +308,16 @@ def test_a_password_in_an_address_is_not_repeated(scheme):
         assert "sk-secret" not in wrong(text)
 
 
-def test_where_no_journal_can_be_written_is_told_before_the_start(tmp_path):
-    def said(journal: str) -> str:
+def test_an_unwritable_journal_is_reported_before_the_start(tmp_path):
+    def stated(journal: str) -> str:
         with pytest.raises(ScenarioError) as caught:
             loads_gateway(ENGINE + f'[listen]\njournal = "{journal}"\n', folder=tmp_path)
         return str(caught.value)
 
     (tmp_path / "file").write_text("")
-    assert f"listen.journal: must be a file that can be written; {tmp_path} is a folder" in said(".")
-    assert f"there is no folder {tmp_path / 'none'}: make it" in said("none/day.jsonl")
-    assert f"there is no folder {tmp_path / 'file'}" in said("file/day.jsonl")
+    assert f"listen.journal: must be a file that can be written; {tmp_path} is a folder" in stated(".")
+    assert f"there is no folder {tmp_path / 'none'}: make it" in stated("none/day.jsonl")
+    assert f"there is no folder {tmp_path / 'file'}" in stated("file/day.jsonl")
     assert loads_gateway(ENGINE + '[listen]\njournal = "file"\n', folder=tmp_path).config.listen.journal
 
 
@@ -338,7 +343,7 @@ def test_what_names_proxies_and_collectors_is_taken(line):
     assert getattr(loads_gateway(f"{ENGINE}[listen]\n{line}\n").config.listen, name) == value.strip('"')
 
 
-def test_a_file_that_is_not_there_or_none(tmp_path):
+def test_a_missing_or_wrong_file_is_reported(tmp_path):
     with pytest.raises(ScenarioError, match="there is no gateway file"):
         load_gateway(tmp_path / "none.toml")
     (tmp_path / "a.json").write_text("{}")
@@ -358,21 +363,21 @@ def test_a_file_that_is_not_there_or_none(tmp_path):
     ],
 )
 def test_a_gateway_is_not_its_own_engine(url: str, listen: str, port: str):
-    said = wrong(f'engines = ["http://a:1", "{url}"]\n[listen]\n{listen}\n')
-    assert f"the gateway's {port} must differ from its engines' ports" in said
-    assert url in said
-    assert "8080" in said
+    stated = wrong(f'engines = ["http://a:1", "{url}"]\n[listen]\n{listen}\n')
+    assert f"the gateway's {port} must differ from its engines' ports" in stated
+    assert url in stated
+    assert "8080" in stated
 
 
-def test_no_error_tells_the_password_of_an_engine():
+def test_no_error_reveals_the_password_of_an_engine():
     url = "http://user:hunter2@localhost:8000"
     for text in (f'engines = ["{url}"]\n', f'engines = ["{url}", "{url}"]\n'):
-        said = wrong(text)
-        assert "localhost:8000" in said
-        assert "hunter2" not in said
-    engine = told.Engine("https://user:hunter2@localhost:1", tls=told.Tls(ca="nowhere.pem"))
+        stated = wrong(text)
+        assert "localhost:8000" in stated
+        assert "hunter2" not in stated
+    engine = reported.Engine("https://user:hunter2@localhost:1", tls=reported.Tls(ca="nowhere.pem"))
     with pytest.raises(InputError, match="certificates of engine https://localhost:1 ") as caught:
-        open_session(engine, told.ResilienceConfig())
+        open_session(engine, reported.ResilienceConfig())
     assert "hunter2" not in str(caught.value)
 
 

@@ -22,12 +22,12 @@ import pytest
     ],
 )
 def test_what_does_not_go_with_the_demo_is_refused(given, message, cli):
-    ended = cli("serve", *given)
-    assert ended.code == 2
-    assert message in ended.err
+    finished = cli("serve", *given)
+    assert finished.code == 2
+    assert message in finished.err
 
 
-def test_an_interpreter_that_is_not_there_ends_with_2(tmp_path, cli):
-    ended = cli("serve", "--demo", "--engine-python", tmp_path / "none")
-    assert ended.code == 2
-    assert "must exist" in ended.err
+def test_a_missing_interpreter_exits_with_2(tmp_path, cli):
+    finished = cli("serve", "--demo", "--engine-python", tmp_path / "none")
+    assert finished.code == 2
+    assert "must exist" in finished.err

@@ -15,7 +15,7 @@ from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
 from lengthwise.workload import Empirical, Fixed, Uniform
 
-WHOLE = """
+COMPLETE = """
 name = "whole"
 [inputs]
 file = "rows.jsonl"
@@ -89,8 +89,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_all_that_a_file_says_is_there(folder):
-    (folder / "app.toml").write_text(WHOLE)
+def test_everything_in_a_file_is_loaded(folder):
+    (folder / "app.toml").write_text(COMPLETE)
     found = load_app(folder / "app.toml")
     big, small, third = found.app.models
     limits = EngineLimits(max_num_seqs=64, max_model_len=2048)
@@ -120,8 +120,8 @@ def test_all_that_a_file_says_is_there(folder):
     assert set(found.files) == {folder / name for name in ("app.toml", "rows.jsonl", "seen.csv")}
 
 
-def test_a_run_is_as_the_file_says(folder):
-    found = loads_app(WHOLE, folder=folder)
+def test_a_run_is_configured_as_in_the_file(folder):
+    found = loads_app(COMPLETE, folder=folder)
     big, small, _ = found.loaded
     assert big.weights == str(folder / "weights")
     assert (big.command, dict(big.environment), big.max_num_seqs, big.sleeps) == (
@@ -146,20 +146,20 @@ def test_a_run_is_as_the_file_says(folder):
 
 def test_what_is_set_wins(folder):
     sets = ["models.small.weights=./weights", "cluster.nodes=['1xA40']", "run.store=postgresql://u@h/d"]
-    found = loads_app(WHOLE, folder=folder, sets=sets)
+    found = loads_app(COMPLETE, folder=folder, sets=sets)
     assert found.loaded[1].weights == str(folder / "weights")
     assert found.cluster is not None
     assert found.cluster.gpus == 1
     assert found.run.store == "postgresql://u@h/d"
 
 
-def test_yaml_says_the_same(folder):
+def test_yaml_is_equivalent(folder):
     import tomllib
 
     import yaml
 
-    written = yaml.safe_dump(tomllib.loads(WHOLE), sort_keys=False)
-    one, other = loads_app(WHOLE, folder=folder), loads_app(written, suffix=".yaml", folder=folder)
+    written = yaml.safe_dump(tomllib.loads(COMPLETE), sort_keys=False)
+    one, other = loads_app(COMPLETE, folder=folder), loads_app(written, suffix=".yaml", folder=folder)
     assert one.app.calls == other.app.calls
     assert one.app.loops == other.app.loops
     assert one.run == other.run
@@ -195,15 +195,15 @@ def test_yaml_says_the_same(folder):
         (["nmae=x"], "nmae: there is no such key; did you mean name?"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(folder, sets, message):
+def test_a_problem_is_reported_by_its_key(folder, sets, message):
     with pytest.raises(ScenarioError) as error:
-        loads_app(WHOLE, folder=folder, sets=sets)
+        loads_app(COMPLETE, folder=folder, sets=sets)
     assert message in str(error.value)
 
 
-def test_all_problems_are_told_at_once(folder):
+def test_all_problems_are_reported_at_once(folder):
     with pytest.raises(ScenarioError, match="3 problems"):
-        loads_app(WHOLE, folder=folder, sets=["calls.draft.seed=x", "models.third.cost=y", "cluster.nodes=['z']"])
+        loads_app(COMPLETE, folder=folder, sets=["calls.draft.seed=x", "models.third.cost=y", "cluster.nodes=['z']"])
 
 
 def test_a_batch_is_an_application(folder):
@@ -247,7 +247,7 @@ def test_nodes_are_read_as_people_write_them(text, gpu, gpus, group):
         ("2xA100-80GB@dgx-a10", "Did you mean: dgx-a100"),
     ],
 )
-def test_nodes_that_there_are_not_are_told(text, message):
+def test_unknown_nodes_are_reported(text, message):
     with pytest.raises((InputError, UnknownNameError)) as error:
         parse_node(text)
     assert message in str(error.value)

@@ -47,7 +47,7 @@ def example(name):
         ),
     ],
 )
-def test_a_slip_of_the_pen_is_told_once_with_what_was_meant(change, report):
+def test_a_typo_is_reported_once_with_a_suggestion(change, report):
     with pytest.raises(ScenarioError) as error:
         load_app(example("critique-tiny"), [change])
     assert report in str(error.value)
@@ -83,25 +83,25 @@ def test_a_slip_of_the_pen_is_told_once_with_what_was_meant(change, report):
         ),
     ],
 )
-def test_what_cannot_be_run_is_told_before_anything_starts(name, changes, report, tmp_path, capsys):
+def test_an_unrunnable_application_is_reported_before_anything_starts(name, changes, report, tmp_path, capsys):
     sets = [word for change in changes for word in ("--set", change)]
     out = tmp_path / "run"
     code = main(["app", "run", str(example(name)), "--launcher", "simulated", "--out", str(out), *sets])
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert code == 2
-    assert report in said
-    assert "Traceback" not in said
+    assert report in message
+    assert "Traceback" not in message
     assert not out.exists()
 
 
-def test_a_cycle_is_told_by_its_calls():
+def test_a_cycle_is_reported_by_its_calls():
     changes = ["calls.verdict.prompt='{{ again }}'", "calls.again={model='alder', prompt='{{ verdict }}'}"]
     with pytest.raises(ScenarioError) as error:
         load_app(example("chain-summary-tiny"), changes)
     assert "verdict -> again -> verdict" in str(error.value)
 
 
-def test_weights_that_are_not_there_are_told_before_an_engine_starts(tmp_path, capsys):
+def test_missing_weights_are_reported_before_an_engine_starts(tmp_path, capsys):
     (tmp_path / "models").mkdir()
     for path in (example("critique-tiny"), FOLDER / "questions-tiny.jsonl", FOLDER / "core.toml"):
         (tmp_path / path.name).write_text(path.read_text())
@@ -109,7 +109,7 @@ def test_weights_that_are_not_there_are_told_before_an_engine_starts(tmp_path, c
         (tmp_path / "models" / path.name).write_text(path.read_text())
     code = main(["app", "run", str(tmp_path / "critique-tiny.toml"), "--out", str(tmp_path / "run")])
     assert code == 2
-    said = capsys.readouterr().err
-    assert f"{tmp_path / 'models' / 'alder'} does not exist" in said
-    assert "weights of alder must be a folder" in said
+    message = capsys.readouterr().err
+    assert f"{tmp_path / 'models' / 'alder'} does not exist" in message
+    assert "weights of alder must be a folder" in message
     assert not (tmp_path / "run").exists()

@@ -27,22 +27,22 @@ model_draws = 0
 """
 
 
-def told(more='router = "least_outstanding"'):
+def reported(more='router = "least_outstanding"'):
     return config.loads(TEXT % more)
 
 
-def test_a_file_says_both_sides():
-    whole = build(told())[0].deployment
-    assert (whole.parallel.tp, whole.parallel.replicas, whole.decode.parallel.tp) == (1, 2, 2)
-    assert whole.gpus == 4
-    assert whole.decode.limits.max_num_seqs == 64
-    assert whole.decode.limits.max_num_batched_tokens == whole.limits.max_num_batched_tokens
-    assert whole.decode.router == "least_outstanding"
+def test_a_file_describes_both_sides():
+    complete = build(reported())[0].deployment
+    assert (complete.parallel.tp, complete.parallel.replicas, complete.decode.parallel.tp) == (1, 2, 2)
+    assert complete.gpus == 4
+    assert complete.decode.limits.max_num_seqs == 64
+    assert complete.decode.limits.max_num_batched_tokens == complete.limits.max_num_batched_tokens
+    assert complete.decode.router == "least_outstanding"
 
 
 def test_links_and_seconds_of_a_kv_transfer():
-    node = build(told())[0].deployment
-    host = build(told('link = "host", kv_transfer = "2ms", one_at_a_time = false'))[0].deployment
+    node = build(reported())[0].deployment
+    host = build(reported('link = "host", kv_transfer = "2ms", one_at_a_time = false'))[0].deployment
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
     assert node.decode.kv_transfer.bytes_per_token == kv_bytes, "one GPU sends what two receive"
     assert node.decode.kv_transfer.bytes_per_s == node.node.link_for(3).bandwidth_bytes_per_s
@@ -53,12 +53,12 @@ def test_links_and_seconds_of_a_kv_transfer():
 
 
 def test_the_effective_settings_load_again():
-    whole = told()
-    assert config.loads(whole.to_toml()).deployment == whole.deployment
+    complete = reported()
+    assert config.loads(complete.to_toml()).deployment == complete.deployment
 
 
-def test_a_run_tells_of_both_sides():
-    outcome = simulate.run(told())[0]
+def test_a_run_reports_both_sides():
+    outcome = simulate.run(reported())[0]
     hardware = outcome.summary.hardware
     assert outcome.summary.counts.finished == 40
     assert len(hardware.replica_busy_share) == 3
@@ -66,18 +66,18 @@ def test_a_run_tells_of_both_sides():
     assert sum(share.value for share in hardware.time_shares.values()) == pytest.approx(1.0)
 
 
-def test_what_knows_no_decode_side_says_so():
-    variant = build(told())[0]
+def test_unsupported_uses_of_a_decode_side_are_refused():
+    variant = build(reported())[0]
     with pytest.raises(InputError, match="takes no decode side yet"):
         backend.vllm_launch(variant.deployment)
     with pytest.raises(InputError, match="takes no decode side yet"):
         ceiling(variant.deployment, variant.workload(0))
 
 
-def test_a_wrong_key_is_told():
+def test_a_wrong_key_is_reported():
     with pytest.raises(InputError, match="decode"):
-        told("gpus = 4")
+        reported("gpus = 4")
     with pytest.raises(InputError, match="batching policy named 'nothing'"):
-        build(told('batching = "nothing"'))
+        build(reported('batching = "nothing"'))
     with pytest.raises(InputError, match="central"):
-        simulate.run(told('router = "central"'))
+        simulate.run(reported('router = "central"'))

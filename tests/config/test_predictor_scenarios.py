@@ -37,13 +37,13 @@ KINDS = {
 }
 
 
-def asked(kind, keys="", workload=WORKLOAD, rest="", folder="."):
+def requested(kind, keys="", workload=WORKLOAD, rest="", folder="."):
     table = f'[predictor]\nkind = "{kind}"\n{keys}\n' if kind else ""
     return config.loads(f"{workload}\n{DEPLOYMENT}{table}{rest}", folder=folder)
 
 
 def requests(*args, seed=0, **kwargs):
-    return variants.build(asked(*args, **kwargs))[0].workload(seed)
+    return variants.build(requested(*args, **kwargs))[0].workload(seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,15 +56,15 @@ def test_every_kind_predicts_every_request_at_every_window(kind):
     np.testing.assert_array_equal(got.predicted_tokens, got.predictions.first_tokens)
 
 
-def test_all_kinds_were_tried_here_or_below():
+def test_all_kinds_are_tested():
     assert set(PARAMETERS) == set(KINDS) | {"none", "model", "default"}
 
 
 def mean_jct_s(kind, keys=""):
     """Of thirty requests that come at once, four at a time, shortest remaining first."""
     few = WORKLOAD.replace("120", "30").replace("request_rate = 20", 'arrivals = "all_at_once"')
-    whole = asked(kind, keys, few, '[scheduler]\nrank = "srtf"\n[engine]\nmax_num_seqs = 4\n')
-    variant = variants.build(whole)[0]
+    complete = requested(kind, keys, few, '[scheduler]\nrank = "srtf"\n[engine]\nmax_num_seqs = 4\n')
+    variant = variants.build(complete)[0]
     records = engine.simulate(variant.workload(0), variant.deployment, engine="reference")
     assert (records.requests.status == Status.FINISHED).all()
     return float(np.mean(records.requests.finished_s - records.requests.arrival_s))
@@ -94,7 +94,7 @@ def test_what_learns_learns_from_other_requests_of_the_distribution():
     assert requests("constant", seed=1).predicted_tokens[0] == got.predicted_tokens[0]
 
 
-def test_buckets_know_what_the_prompt_tells():
+def test_buckets_follow_the_prompt_length():
     got = requests("bucket_ecdf")
     assert np.corrcoef(got.predicted_tokens, got.prompt_tokens)[0, 1] > 0.8
 
@@ -103,11 +103,11 @@ def test_a_trained_model_from_a_file(tmp_path):
     n = 50
     samples = predict.Samples(predict.Prompts(n), np.full(n, 77), np.zeros(n, bool))
     predict.save(predict.Ecdf().fit(samples), tmp_path / "x.lwp")
-    whole = asked("model", 'file = "x.lwp"\nupdate_predictions = false', folder=tmp_path)
-    got = variants.build(whole)[0].workload(0)
+    complete = requested("model", 'file = "x.lwp"\nupdate_predictions = false', folder=tmp_path)
+    got = variants.build(complete)[0].workload(0)
     np.testing.assert_allclose(got.predicted_tokens, 77)
     assert len(got.predictions.total_tokens) == 120
-    assert tmp_path / "x.lwp" in whole.files
+    assert tmp_path / "x.lwp" in complete.files
     with pytest.raises(InputError, match=r"there is no predictor file"):
         requests("model", 'file = "y.lwp"', folder=tmp_path)
 
@@ -120,12 +120,12 @@ def test_window_statistic_and_conditional_are_handed_on():
 
 @pytest.fixture
 def trace(tmp_path):
-    whole = w.generate(30, w.Joint(w.Uniform(5, 500), w.Uniform(5, 500)), w.Poisson(2.0), seed=3)
-    w.write(whole, tmp_path / "trace.csv", "vidur")
+    complete = w.generate(30, w.Joint(w.Uniform(5, 500), w.Uniform(5, 500)), w.Poisson(2.0), seed=3)
+    w.write(complete, tmp_path / "trace.csv", "vidur")
     return '[workload]\ntrace = "trace.csv"'
 
 
-def test_a_replayed_trace_is_predicted_but_never_learnt_from(trace, tmp_path):
+def test_a_replayed_trace_is_predicted_but_never_trained_on(trace, tmp_path):
     got = requests("lognormal_error", "sigma = 0.3", workload=trace, folder=tmp_path)
     assert len(got.predictions) == 30
     with pytest.raises(InputError, match=r"learns from other requests .* replayed"):
@@ -136,7 +136,7 @@ def test_a_replayed_trace_is_predicted_but_never_learnt_from(trace, tmp_path):
 
 def test_seeds_matter_to_a_replay_only_where_errors_are_drawn(trace, tmp_path):
     chance = {
-        kind: variants.build(asked(kind, KINDS[kind], workload=trace, folder=tmp_path))[0].is_random
+        kind: variants.build(requested(kind, KINDS[kind], workload=trace, folder=tmp_path))[0].is_random
         for kind in ("oracle", "lognormal_error", "same")
     }
     assert chance == {"oracle": False, "lognormal_error": True, "same": False}
@@ -151,8 +151,8 @@ def test_variants_and_short_forms():
     name = "guesses"
     predictor.sigma = 0.9
     """
-    whole = asked("lognormal_error", "sigma = 0.2", rest=rest)
-    knows, guesses = variants.build(whole)
+    complete = requested("lognormal_error", "sigma = 0.2", rest=rest)
+    knows, guesses = variants.build(complete)
     assert (knows.scenario.predictor.kind, guesses.scenario.predictor.kind) == ("oracle", "lognormal_error")
     assert guesses.scenario.predictor.sigma == 0.9
     np.testing.assert_array_equal(knows.workload(0).output_tokens, guesses.workload(0).output_tokens)
@@ -162,8 +162,8 @@ def test_variants_and_short_forms():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_loads_to_the_same(kind):
-    whole = asked(kind, KINDS[kind])
-    assert config.loads(whole.to_toml()).predictor == whole.predictor
+    complete = requested(kind, KINDS[kind])
+    assert config.loads(complete.to_toml()).predictor == complete.predictor
 
 
 @pytest.mark.parametrize(
@@ -184,36 +184,36 @@ def test_what_is_written_loads_to_the_same(kind):
         ("oracle", "wndow_tokens = 10", "window_tokens"),
     ],
 )
-def test_what_cannot_be_used_is_told(kind, keys, message):
+def test_unusable_settings_are_reported(kind, keys, message):
     with pytest.raises(ScenarioError, match=message):
-        asked(kind, keys)
+        requested(kind, keys)
 
 
 def test_lengths_between_classes_do_where_they_are_one_fewer_than_the_classes():
     matrix = "matrix = [[0.8, 0.2], [0.3, 0.7]]"
-    inner = asked("confusion", f"boundaries = [100]\n{matrix}").predictor.build()
+    inner = requested("confusion", f"boundaries = [100]\n{matrix}").predictor.build()
     assert inner.boundaries == [0.0, 100.0, 200.0]
-    assert asked("confusion", f"boundaries = [0, 100, 900]\n{matrix}").predictor.build().boundaries[2] == 900
-    assert asked("quantised", "boundaries = [100]").predictor.build().class_of([100, 101]).tolist() == [0, 1]
+    assert requested("confusion", f"boundaries = [0, 100, 900]\n{matrix}").predictor.build().boundaries[2] == 900
+    assert requested("quantised", "boundaries = [100]").predictor.build().class_of([100, 101]).tolist() == [0, 1]
 
 
 def test_one_word_on_predictions():
     with pytest.raises(ScenarioError, match="both predict"):
-        asked("oracle", workload=f'{WORKLOAD}predicted = "mean"\n')
+        requested("oracle", workload=f'{WORKLOAD}predicted = "mean"\n')
     assert requests("", workload=f'{WORKLOAD}predicted = "oracle"\n').predicted_tokens is not None
 
 
 def test_a_search_sees_predictions_too():
-    whole = asked("lognormal_error", "sigma = 0.4")
-    load = search_load(whole)
+    complete = requested("lognormal_error", "sigma = 0.4")
+    load = search_load(complete)
     at = load.at(0, 60, 5.0)
     assert len(at.predictions) == 60
-    plain = search_load(asked("none")).at(0, 60, 5.0)
+    plain = search_load(requested("none")).at(0, 60, 5.0)
     np.testing.assert_array_equal(at.output_tokens, plain.output_tokens)
 
 
 @pytest.mark.parametrize("keys", ["", "conditional = true"])
-def test_who_reads_prompts_needs_some(keys):
+def test_a_predictor_that_reads_prompts_needs_some(keys):
     if getattr(predict, "default", None) is None:
         pytest.skip("no default predictor in this build")
     with pytest.raises(InputError, match="this predictor reads prompts and the workload has none"):

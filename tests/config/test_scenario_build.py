@@ -17,19 +17,19 @@ DEPLOYMENT = '[deployment]\nmodel = "llama-3-8b"\ngpu = "H100"\n'
 LOAD = "isl = 64\nosl = 16\nnum_requests = 40\nrequest_rate = 5"
 
 
-def asked(workload=LOAD, rest="", folder="."):
+def requested(workload=LOAD, rest="", folder="."):
     return config.loads(f"[workload]\n{workload}\n{DEPLOYMENT}{rest}", folder=folder)
 
 
 def requests(workload, seed=0, folder="."):
-    found = asked(workload, folder=folder)
+    found = requested(workload, folder=folder)
     return workload_by_seed(found)(seed)
 
 
 @pytest.fixture
 def trace(tmp_path):
-    whole = w.generate(30, w.Joint(w.Uniform(5, 500), w.Uniform(5, 500)), w.Poisson(2.0), seed=3)
-    w.write(whole, tmp_path / "trace.csv", "vidur")
+    complete = w.generate(30, w.Joint(w.Uniform(5, 500), w.Uniform(5, 500)), w.Poisson(2.0), seed=3)
+    w.write(complete, tmp_path / "trace.csv", "vidur")
     return w.read(tmp_path / "trace.csv")
 
 
@@ -115,7 +115,7 @@ def test_a_trace_alone_is_replayed_whatever_the_seed(tmp_path, trace):
     assert np.array_equal(cut.output_tokens, np.minimum(trace.output_tokens, 100))
 
 
-def test_a_replay_keeps_what_else_the_trace_knows(tmp_path, trace):
+def test_a_replay_keeps_the_other_columns_of_the_trace(tmp_path, trace):
     known = w.generate(30, w.Samples.of(trace), w.Poisson(1.0), predicted="mean", priority=np.arange(30))
     w.write(known, tmp_path / "known.parquet")
     got = requests('trace = "known.parquet"\nnum_requests = 7', folder=tmp_path)
@@ -136,13 +136,15 @@ def test_paths_start_at_the_scenario_and_else_at_the_working_folder(tmp_path, tr
 
 def test_a_bad_trace_is_known_before_anything_runs(tmp_path):
     (tmp_path / "bad.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n1,nan,5\n")
-    found = asked('trace = "bad.csv"', folder=tmp_path)
+    found = requested('trace = "bad.csv"', folder=tmp_path)
     with pytest.raises(TraceError, match=r"bad\.csv.*3"):
         variants.build(found)
 
 
 def test_variants_share_the_requests_of_a_seed():
-    a, b = variants.build(asked(rest='[[variants]]\nname = "a"\n[[variants]]\nname = "b"\nscheduler.policy = "orca"\n'))
+    a, b = variants.build(
+        requested(rest='[[variants]]\nname = "a"\n[[variants]]\nname = "b"\nscheduler.policy = "orca"\n')
+    )
     assert (a.name, b.name) == ("a", "b")
     assert a.workload(3) is b.workload(3)
     assert not same(a.workload(3), a.workload(4))
@@ -158,16 +160,16 @@ def test_schedulers_by_name_by_axis_and_by_object(tmp_path):
     )
 
     def scheduler(lines):
-        return variants.scheduler(asked(rest=f"[scheduler]\n{lines}", folder=tmp_path))
+        return variants.scheduler(requested(rest=f"[scheduler]\n{lines}", folder=tmp_path))
 
     assert scheduler("") == policy.scheduler("vllm_v1")
     assert scheduler('policy = "sarathi"') == policy.scheduler("sarathi")
     assert scheduler('rank = "sjf"\nrouter = "random"\npreemption_mode = "swap"') == Scheduler(
         rank="sjf", batching="unified", memory="paged_by_chunk", preemption_mode="swap", router="random"
     )
-    mine = scheduler('rank = "mine.py:longest_prompt"').rank
-    assert mine is scheduler('policy = "mine.py:longest_prompt"').rank
-    assert (mine.axis, mine.name) == ("rank", "longest_prompt")
+    local = scheduler('rank = "mine.py:longest_prompt"').rank
+    assert local is scheduler('policy = "mine.py:longest_prompt"').rank
+    assert (local.axis, local.name) == ("rank", "longest_prompt")
     assert scheduler('policy = "mine.py:whole"') == Scheduler(batching="mixed", memory="reserve_max")
     with pytest.raises(PolicyError, match="must be a Scheduler or a function decorated with"):
         scheduler('policy = "mine.py:number"')
@@ -181,22 +183,22 @@ def test_schedulers_by_name_by_axis_and_by_object(tmp_path):
         scheduler('policy = "vllm"')
 
 
-def test_a_policy_in_a_module_beside_the_scenario(tmp_path):
+def test_a_policy_in_a_module_next_to_the_scenario_is_found(tmp_path):
     (tmp_path / "lengthwise_test_policies.py").write_text(
         "from lengthwise import policy\n@policy.rank\ndef last(arrival_s):\n    return -arrival_s\n"
     )
-    found = asked(rest='[scheduler]\nrank = "lengthwise_test_policies:last"', folder=tmp_path)
+    found = requested(rest='[scheduler]\nrank = "lengthwise_test_policies:last"', folder=tmp_path)
     assert variants.scheduler(found).rank.name == "last"
 
 
 def test_a_policy_file_that_raises(tmp_path):
     (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(PolicyError, match=r"broken\.py raised ZeroDivisionError"):
-        variants.scheduler(asked(rest='[scheduler]\nrank = "broken.py:x"', folder=tmp_path))
+        variants.scheduler(requested(rest='[scheduler]\nrank = "broken.py:x"', folder=tmp_path))
 
 
-def test_a_deployment_has_what_the_file_says(tmp_path):
-    found = asked(
+def test_a_deployment_matches_the_file(tmp_path):
+    found = requested(
         rest='tp = 2\nkv_dtype = "fp8"\nnum_blocks = 500\n'
         "[engine]\nmax_num_seqs = 9\nblock_size = 32\ntimeout_s = 60\n"
         '[scheduler]\npolicy = "orca"'
@@ -234,13 +236,13 @@ def test_names_and_sizes_that_do_not_work_out(change, kind, words, note):
 
 
 def test_a_note_names_the_variant():
-    found = asked(rest='[[variants]]\nname = "a"\n[[variants]]\nname = "b"\ndeployment.gpu = "H1"\n')
+    found = requested(rest='[[variants]]\nname = "a"\n[[variants]]\nname = "b"\ndeployment.gpu = "H1"\n')
     with pytest.raises(UnknownNameError) as caught:
         variants.build(found)
     assert caught.value.__notes__ == ["in variant 'b' of scenario, deployment.gpu"]
 
 
-def test_a_config_json_beside_the_scenario(tmp_path):
+def test_a_config_json_next_to_the_scenario_is_read(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     found = config.loads(
         f"[workload]\n{LOAD}\n{DEPLOYMENT}", folder=tmp_path, overrides=["deployment.model=config.json"]
@@ -260,13 +262,13 @@ def test_a_config_json_beside_the_scenario(tmp_path):
     ],
 )
 def test_the_host_of_a_file_reaches_the_tables_and_the_explanation(host, overhead):
-    whole = asked(rest=f"host = {host}\n")
-    (variant,) = variants.build(whole)
+    complete = requested(rest=f"host = {host}\n")
+    (variant,) = variants.build(complete)
     assert variant.deployment.cost.host_s[3] == pytest.approx(overhead.step_s + 3 * overhead.sequence_s)
     assert variant.deployment.cost.front == overhead.front
     alone = explain.explain(variant).steps[0].operators[-1]
     assert (alone.name, alone.seconds) == ("host", pytest.approx(overhead.step_s + overhead.sequence_s))
-    assert config.loads(whole.to_toml()).deployment.host == whole.deployment.host
+    assert config.loads(complete.to_toml()).deployment.host == complete.deployment.host
 
 
 def test_variants_differ_by_host():
@@ -274,6 +276,6 @@ def test_variants_differ_by_host():
         f'[[variants]]\nname = "{name}"\ndeployment.host = {host}\n'
         for name, host in (("a", '"trtllm"'), ("b", "{ sequence_s = 0 }"))
     )
-    first, second = variants.build(asked(rest=rest))
+    first, second = variants.build(requested(rest=rest))
     assert first.deployment.cost.host_s[0] == ENGINE_HOSTS["trtllm"].step_s
     assert (second.deployment.cost.host_s == 1e-3).all()

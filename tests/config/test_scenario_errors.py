@@ -17,9 +17,9 @@ BASE = {
 
 
 def text(**sections: str) -> str:
-    whole = BASE | sections
-    tables = [f"[{name}]\n{lines}" for name, lines in whole.items() if name != "variants"]
-    return "\n".join([*tables, whole.get("variants", "")])
+    complete = BASE | sections
+    tables = [f"[{name}]\n{lines}" for name, lines in complete.items() if name != "variants"]
+    return "\n".join([*tables, complete.get("variants", "")])
 
 
 def message(toml: str, *overrides: str) -> str:
@@ -114,8 +114,8 @@ GOLDEN = [
     (
         text(slo="tbt = 1"),
         (
-            "slo.tbt: gaps are pooled over requests and judge none of them; "
-            "limit tpot, and read TBT in the table; known in slo are ttft, tpot, jct"
+            "slo.tbt: times between tokens are pooled over requests, so that no single request can be judged by them: "
+            "limit tpot; known in slo are ttft, tpot, jct"
         ),
     ),
     (
@@ -188,8 +188,9 @@ def test_golden(toml, expected):
             (
                 f"slo.{key}=50",
                 (
-                    f"--set slo.{key}: gaps are pooled over requests and judge none of them; "
-                    "limit tpot, and read TBT in the table; known in slo are ttft, tpot, jct"
+                    f"--set slo.{key}: times between tokens are pooled over requests, "
+                    "so that no single request can be judged by them: "
+                    "limit tpot; known in slo are ttft, tpot, jct"
                 ),
             )
             for key in ("tbt", "tbt_ms")
@@ -232,7 +233,7 @@ def test_all_problems_are_listed_at_once_and_at_most_ten_lines():
     assert (many[0], many[-1]) == ("scenario: 30 problems", "  ... and 21 more")
 
 
-def test_a_problem_of_the_base_is_not_told_again_for_each_variant():
+def test_a_problem_of_the_base_is_not_repeated_for_each_variant():
     variants = '[[variants]]\nname = "a"\n[[variants]]\nname = "b"\n'
     assert message(text(engine="block_size = 0", variants=variants)) == (
         "scenario: engine.block_size: must be at least 1; it is 0"
@@ -271,9 +272,9 @@ _VALUES = st.recursive(
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(raw=st.dictionaries(_KEYS, _VALUES, max_size=6), base=st.booleans())
 def test_whatever_a_file_holds_it_loads_or_it_is_a_scenario_error(raw, base):
-    whole = {"workload": {"prompt": 5, "output": 5, "concurrency": 2}, "deployment": {"model": "x", "gpu": "y"}}
+    complete = {"workload": {"prompt": 5, "output": 5, "concurrency": 2}, "deployment": {"model": "x", "gpu": "y"}}
     try:
-        found = config.loads(yaml.safe_dump((whole if base else {}) | raw), suffix=".yaml")
+        found = config.loads(yaml.safe_dump((complete if base else {}) | raw), suffix=".yaml")
     except ScenarioError as error:
         assert str(error).startswith("scenario: ")  # noqa: PT017 - both endings are right
     else:

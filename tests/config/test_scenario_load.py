@@ -29,7 +29,7 @@ chunk_size = 512
 
 [slo]
 ttft_ms = 200
-itl = "50ms"
+tpot = "50ms"
 e2e = 30
 
 [run]
@@ -85,7 +85,7 @@ def test_a_new_source_or_load_drops_the_old_one(override, retained):
         assert getattr(found, key) is not None if value is True else getattr(found, key) == value
 
 
-def test_yaml_says_the_same_as_toml():
+def test_yaml_is_equivalent_to_toml():
     text = """
 workload: {isl: 512, osl: 128, qps: 4e0, num_prompts: 50}
 deployment: {model: llama-3-8b, hardware: H100, tensor_parallel_size: 2}

@@ -25,7 +25,7 @@ def lines_of(section):
 
 
 @pytest.mark.parametrize("section", ["workload", "deployment", "engine", "scheduler", "predictor", "slo", "run"])
-def test_every_key_and_every_alias_is_there(section):
+def test_every_key_and_every_alias_is_present(section):
     keys = Scenario.model_fields[section].annotation.model_fields
     written = set(re.findall(r"^(?:#: )?(\w+) =", lines_of(section), flags=re.MULTILINE))
     assert written == set(keys)
@@ -34,7 +34,7 @@ def test_every_key_and_every_alias_is_there(section):
         assert re.search(rf"\b{alias}\b", line), f"{alias} is not named beside {section}.{key}"
 
 
-def test_every_distribution_and_process_is_there():
+def test_every_distribution_and_process_is_present():
     for kind in [*LENGTHS.keys() - {"fixed"}, *ARRIVALS]:
         assert re.search(rf"\b{kind}\b", TEXT), kind
 
@@ -56,7 +56,7 @@ PREDICTORS = {
 }
 
 
-def beside(key, value):
+def companion(key, value):
     """What a workload needs beside a line to be whole."""
     kind = value.get("kind") if isinstance(value, dict) else value
     if key in ("prompt", "output", "correlation"):
@@ -69,7 +69,7 @@ def beside(key, value):
 @pytest.mark.parametrize("line", EXCLUDED)
 def test_lines_that_are_not_in_force_are_right_too(line):
     key, value = next(iter(tomllib.loads(line).items()))
-    settings = "\n".join(f"{other} = {given!r}" for other, given in beside(key, value).items())
+    settings = "\n".join(f"{other} = {given!r}" for other, given in companion(key, value).items())
     found = config.loads(f"{BASE}{settings}\n{line}")
     assert getattr(found.workload, key) is not None
 

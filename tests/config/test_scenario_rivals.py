@@ -22,21 +22,21 @@ def scenario(tmp_path):
     return written
 
 
-def test_a_trace_beside_distributions_is_an_error_that_names_both_and_the_way_out(scenario):
+def test_a_trace_with_distributions_is_an_error_that_names_both_and_the_remedy(scenario):
     with pytest.raises(ScenarioError, match=r"trace, prompt and output cannot all .* --set workload.trace=null"):
         load(scenario(TRACE + SIDES))
 
 
 def test_either_of_them_is_dropped_by_null_and_the_other_stays(scenario):
     path = scenario(TRACE + SIDES + "request_rate = 2\n")
-    kept = load(path, ["workload.trace=null"]).workload
-    assert (kept.trace, kept.prompt is None) == (None, False)
-    kept = load(path, ["workload.isl=null", "workload.osl=null"]).workload
-    assert (kept.trace, kept.prompt) == ("t.csv", None)
-    assert kept.request_rate == 2
+    retained = load(path, ["workload.trace=null"]).workload
+    assert (retained.trace, retained.prompt is None) == (None, False)
+    retained = load(path, ["workload.isl=null", "workload.osl=null"]).workload
+    assert (retained.trace, retained.prompt) == ("t.csv", None)
+    assert retained.request_rate == 2
 
 
-def test_an_override_that_takes_the_place_of_another_source_is_told(scenario):
+def test_an_override_that_replaces_another_source_is_noted(scenario):
     path = scenario("[workload]\nrequest_rate = 2\n" + SIDES)
     changed = load(path, ["workload.trace=t.csv"])
     assert changed.workload.trace == "t.csv"
@@ -50,7 +50,7 @@ def test_an_override_that_takes_the_place_of_another_source_is_told(scenario):
     assert "workload.request_rate" in load_note
 
 
-def test_prefix_caching_is_said_to_cover_no_shared_prompts(scenario):
+def test_prefix_caching_is_noted_to_cover_no_shared_prompts(scenario):
     path = scenario("[workload]\nrequest_rate = 2\n" + SIDES)
     assert load(path).notes == ()
     (note,) = load(path, ["engine.enable_prefix_caching=true"]).notes

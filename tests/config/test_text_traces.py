@@ -16,7 +16,7 @@ from lengthwise.schema.workload import estimated_tokens
 from lengthwise.usecases import lab, variants
 from lengthwise.usecases.requests import search_load
 
-ASKS = {"Name": 5, "Explain": 80, "Compose": 400}
+REQUESTS = {"Name": 5, "Explain": 80, "Compose": 400}
 DEPLOYMENT = {"model": "opt-125m", "gpu": "A100-80GB", "num_blocks": 4096}
 
 
@@ -25,8 +25,8 @@ def log_rows(n=240, seed=0, times=False):
     rng = np.random.default_rng(seed)
     rows = []
     for i in range(n):
-        ask = list(ASKS)[rng.integers(len(ASKS))]
-        tokens = 1 + int(ASKS[ask] * rng.lognormal(0, 0.2))
+        ask = list(REQUESTS)[rng.integers(len(REQUESTS))]
+        tokens = 1 + int(REQUESTS[ask] * rng.lognormal(0, 0.2))
         row = {"model": "own", "prompt": f"{ask} thing {i}", "output_tokens": tokens, "finish_reason": "stop"}
         rows.append(row | ({"timestamp": 1e9 + i / 4} if times else {}))
     return rows
@@ -37,7 +37,7 @@ def write_log(path, rows):
     return path
 
 
-def asked(folder, rest="", **workload):
+def requested(folder, rest="", **workload):
     table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in workload.items())
     on = "".join(f"{key} = {json.dumps(value)}\n" for key, value in DEPLOYMENT.items())
     return config.loads(f"[workload]\n{table}[deployment]\n{on}{rest}", folder=folder)
@@ -87,16 +87,16 @@ def test_every_kind_of_file_gives_the_same(tmp_path, kind):
 
 def test_times_of_a_log_are_replayed_and_without_them_a_rate_is_needed(tmp_path):
     write_log(tmp_path / "log.jsonl", log_rows(12, times=True))
-    np.testing.assert_allclose(first(asked(tmp_path, trace="log.jsonl")).arrival_s, np.arange(12) / 4)
+    np.testing.assert_allclose(first(requested(tmp_path, trace="log.jsonl")).arrival_s, np.arange(12) / 4)
     dated = [{"created_at": f"2025-01-01T00:00:0{i}Z", "output_tokens": 3} for i in (0, 2, 1)]
     write_log(tmp_path / "dated.jsonl", dated)
     with pytest.raises(TraceError, match=r"set workload\.sort = true"):
-        first(asked(tmp_path, trace="dated.jsonl"))
-    assert first(asked(tmp_path, trace="dated.jsonl", sort=True)).arrival_s.tolist() == [0, 1, 2]
-    assert len(first(asked(tmp_path, trace="dated.jsonl", request_rate=1.0, num_requests=5))) == 5
+        first(requested(tmp_path, trace="dated.jsonl"))
+    assert first(requested(tmp_path, trace="dated.jsonl", sort=True)).arrival_s.tolist() == [0, 1, 2]
+    assert len(first(requested(tmp_path, trace="dated.jsonl", request_rate=1.0, num_requests=5))) == 5
     write_log(tmp_path / "bare.jsonl", log_rows(12))
     with pytest.raises(InputError, match=r"give workload\.request_rate"):
-        first(asked(tmp_path, trace="bare.jsonl"))
+        first(requested(tmp_path, trace="bare.jsonl"))
 
 
 @pytest.mark.parametrize("load", [{"request_rate": 5.0}, {"concurrency": 3}])
@@ -104,7 +104,7 @@ def test_texts_are_drawn_with_the_lengths_of_their_row(tmp_path, load):
     rows = log_rows(50)
     write_log(tmp_path / "log.jsonl", rows)
     known = {row["prompt"]: row["output_tokens"] for row in rows}
-    got = first(asked(tmp_path, trace="log.jsonl", num_requests=200, **load), seed=3)
+    got = first(requested(tmp_path, trace="log.jsonl", num_requests=200, **load), seed=3)
     assert [known[text] for text in got.extra["prompt"]] == got.output_tokens.tolist()
     assert len(set(got.extra["prompt"])) > 30
 
@@ -113,10 +113,10 @@ def test_limits_cut_the_text_of_an_output_and_drawing_again_takes_another_text(t
     rows = [{"prompt": f"p{n}", "output": "x" * 10 * n, "output_tokens": n} for n in (4, 10)]
     write_log(tmp_path / "log.jsonl", rows)
     keys = {"trace": "log.jsonl", "request_rate": 1.0, "num_requests": 40, "max_output_tokens": 5}
-    cut = first(asked(tmp_path, **keys))
+    cut = first(requested(tmp_path, **keys))
     texts = zip(cut.extra["prompt"], cut.extra["output"], strict=True)
     assert {(prompt, len(output)) for prompt, output in texts} == {("p4", 40), ("p10", 50)}
-    again = first(asked(tmp_path, **keys, cut="redraw"))
+    again = first(requested(tmp_path, **keys, cut="redraw"))
     assert set(again.extra["prompt"]) == {"p4"}
     assert set(again.output_tokens) == {4}
 
@@ -124,12 +124,12 @@ def test_limits_cut_the_text_of_an_output_and_drawing_again_takes_another_text(t
 def test_a_search_draws_texts_too(tmp_path):
     rows = log_rows(50)
     write_log(tmp_path / "log.jsonl", rows)
-    drawn = search_load(asked(tmp_path, trace="log.jsonl", request_rate=5.0)).draw(0, 30)
+    drawn = search_load(requested(tmp_path, trace="log.jsonl", request_rate=5.0)).draw(0, 30)
     known = {row["prompt"]: row["output_tokens"] for row in rows}
     assert [known[text] for text in drawn.extra["prompt"]] == drawn.output_tokens.tolist()
 
 
-def test_columns_of_texts_beside_known_columns_are_kept(tmp_path):
+def test_text_columns_next_to_known_columns_are_retained(tmp_path):
     (tmp_path / "t.csv").write_text(
         "arrived_at,num_prefill_tokens,num_decode_tokens,prompt,response,model\n0,3,4,why,so,m\n1,5,6,who,me,m\n"
     )
@@ -143,16 +143,16 @@ def test_columns_of_texts_beside_known_columns_are_kept(tmp_path):
     assert w.read(tmp_path / "t.parquet").extra["output"].tolist() == ["so", "me"]
 
 
-def test_what_is_neither_is_told_both_ways(tmp_path):
+def test_an_unknown_file_is_reported_for_both_formats(tmp_path):
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(TraceError, match=r"no known format.*azure.*not a log of texts either.*an output"):
         read_trace(tmp_path / "x.csv")
 
 
-def test_the_default_predictor_tells_prompts_of_a_log_apart(tmp_path):
+def test_the_default_predictor_distinguishes_prompts_of_a_log(tmp_path):
     write_log(tmp_path / "log.jsonl", log_rows(60))
-    whole = asked(tmp_path, '[predictor]\nkind = "default"\n', trace="log.jsonl", request_rate=2.0, num_requests=60)
-    got = first(whole)
+    total = requested(tmp_path, '[predictor]\nkind = "default"\n', trace="log.jsonl", request_rate=2.0, num_requests=60)
+    got = first(total)
     assert len(np.unique(got.predicted_tokens.round(3))) > 10
 
 
@@ -204,5 +204,5 @@ def test_a_simulation_with_a_trained_predictor_is_nearer_to_the_oracle(tmp_path)
     predict.save(predict.Lexical().fit(predict.read(tmp_path / "log.jsonl")), tmp_path / "mine.lwp")
     fcfs = mean_jct_s(tmp_path, "vllm_v1", "")
     knows = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "oracle"\n')
-    mine = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "model"\nfile = "mine.lwp"\n')
-    assert (fcfs - mine) / (fcfs - knows) > 0.8
+    own = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "model"\nfile = "mine.lwp"\n')
+    assert (fcfs - own) / (fcfs - knows) > 0.8

@@ -47,10 +47,10 @@ def test_saved_tables_and_vidurs_are_distinguished(tables, tmp_path):
     save(tables, tmp_path / "ours.npz")
     np.savez(tmp_path / "theirs.npz", **vidur_arrays())
     assert from_tables(tmp_path / "ours.npz", MODEL, 2).evidence.source == tables.evidence.source
-    theirs = from_tables(tmp_path / "theirs.npz", MODEL, 2)
-    assert theirs.rule.kind == MERGED
-    assert theirs.stage_layers.tolist() == [16, 16]
-    assert theirs.layer_s[[0, 1, 8, 9]] == pytest.approx(np.array([0, 8, 8, 16]) * 8e-3)
+    other = from_tables(tmp_path / "theirs.npz", MODEL, 2)
+    assert other.rule.kind == MERGED
+    assert other.stage_layers.tolist() == [16, 16]
+    assert other.layer_s[[0, 1, 8, 9]] == pytest.approx(np.array([0, 8, 8, 16]) * 8e-3)
 
 
 def test_a_file_for_other_stages_is_refused(tables, tmp_path):
@@ -71,9 +71,9 @@ def test_missing_and_damaged_files_are_named(tables, tmp_path):
     with pytest.raises(ProfileError, match=r"there is no file .*none\.npz"):
         load(tmp_path / "none.npz")
     save(tables, tmp_path / "cut.npz")
-    whole = (tmp_path / "cut.npz").read_bytes()
-    for length in (0, 10, len(whole) // 2, len(whole) - 30):
-        (tmp_path / "cut.npz").write_bytes(whole[:length])
+    complete = (tmp_path / "cut.npz").read_bytes()
+    for length in (0, 10, len(complete) // 2, len(complete) - 30):
+        (tmp_path / "cut.npz").write_bytes(complete[:length])
         with pytest.raises(ProfileError, match=r"cut\.npz must be a readable npz"):
             load(tmp_path / "cut.npz")
     np.save(tmp_path / "plain.npy", np.ones(3))

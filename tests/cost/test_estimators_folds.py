@@ -24,20 +24,20 @@ class Spy:
     def __call__(self, points):
         shown = {tuple(place) for place in np.concatenate([points.shape, points.axes], axis=1)}
 
-        def told(at):
+        def reported(at):
             self.requested += len(at)
             assert not shown & {tuple(place) for place in np.concatenate([at.shape, at.axes], axis=1)}
             return np.ones(len(at))
 
-        return told
+        return reported
 
 
 @pytest.mark.parametrize("operator", ["mlp up", "prefill attention", "decode attention"])
 def test_no_held_out_point_is_fitted(operator):
     points, spy = planted(operator), Spy()
-    held = cross_validate("spy", spy, points)
+    held_out = cross_validate("spy", spy, points)
     assert spy.requested >= interior(points).sum()
-    assert len(held.inside) == interior(points).sum()
+    assert len(held_out.inside) == interior(points).sum()
 
 
 def test_the_outermost_points_are_not_interior():
@@ -51,8 +51,8 @@ def test_the_outermost_points_are_not_interior():
 def test_errors_beyond_the_points_are_larger_than_between_them(name):
     points = planted("mlp up", noise=0.01)
     bent = type(points)(**{**vars(points), "seconds": points.seconds * (1 + (points.axes[:, 0] / 500) ** 2)})
-    held = cross_validate(name, FITTERS[name], bent)
-    assert np.median(np.abs(held.out_of_range)) > 2 * np.median(np.abs(held.inside))
+    held_out = cross_validate(name, FITTERS[name], bent)
+    assert np.median(np.abs(held_out.out_of_range)) > 2 * np.median(np.abs(held_out.inside))
 
 
 def test_auto_takes_the_smallest_error_on_unseen_points():
@@ -95,9 +95,9 @@ def test_too_few_points_have_no_error(n):
 @pytest.mark.parametrize(("carried", "factor"), [(["tp"], 1.6), (["gpu"], 2.3), (["tp", "model"], 2.4)])
 def test_only_physics_predicts_other_shapes_and_with_a_larger_error(carried, factor):
     points = planted("mlp up", noise=0.02)
-    here, far = (fit_validated(points, "physics", out_of_range=True, transfers=what) for what in ((), carried))
-    assert far.log_sd == pytest.approx(factor * here.log_sd)
-    assert here.summary() is not None
+    near, far = (fit_validated(points, "physics", out_of_range=True, transfers=what) for what in ((), carried))
+    assert far.log_sd == pytest.approx(factor * near.log_sd)
+    assert near.summary() is not None
     assert far.summary() is None
     with pytest.raises(ProfileError, match="only the estimator physics"):
         fit_validated(points, "monotone", out_of_range=False, transfers=carried)

@@ -115,8 +115,8 @@ def test_reach_is_what_was_measured(one):
 def test_prompts_measured_without_prefix_bound_the_prefix_alone(left, report):
     parts = [f"{part} attention" for part in left]
     rows = profile(operators=(*LAYER, *parts))
-    whole = rows.where((rows["operator"] != "prefill attention") | (rows["context"] == 0))
-    reach = fitted(whole)[0].evidence.reach
+    complete = rows.where((rows["operator"] != "prefill attention") | (rows["context"] == 0))
+    reach = fitted(complete)[0].evidence.reach
     assert {name: getattr(reach, name) for name in report} == report
 
 

@@ -9,7 +9,7 @@ from made_profiles import GPU, LIMITS, LONGEST, MODEL, NODE, planted, profile, t
 
 from lengthwise import catalog
 from lengthwise.cost.estimators import Target, fit_profile
-from lengthwise.cost.estimators.profile_rows import rows_for
+from lengthwise.cost.estimators.fit import rows_for
 from lengthwise.cost.profiles import write_profile
 from lengthwise.engine import deploy
 from lengthwise.schema.deployment import Parallelism
@@ -120,9 +120,9 @@ def test_a_profile_of_a_device_as_its_driver_calls_it_is_of_the_catalogs_gpu(dev
 
 @pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A10G"])
 def test_a_device_that_no_catalog_knows_is_refused_by_its_name(device):
-    with pytest.raises(ProfileError, match=rf"is of {device}, which is not H100 and in no catalog") as told:
+    with pytest.raises(ProfileError, match=rf"is of {device}, which is not H100 and in no catalog") as reported:
         fitted(profile(operators=("norms",), gpu=device))
-    assert f'aliases = ["{device}"]' in str(told.value)
+    assert f'aliases = ["{device}"]' in str(reported.value)
 
 
 def test_a_gpu_file_with_an_alias_takes_a_profile_of_that_name(tmp_path):

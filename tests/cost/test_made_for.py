@@ -52,15 +52,15 @@ def test_provenance_is_read_back_and_leaves_the_tables_unchanged(tmp_path):
 def test_seconds_hold_for_one_model_gpu_degree_and_data_type(changed, words, tmp_path):
     path = tmp_path / "c.npz"
     cost.save(deploy(MODEL, GPU).cost, path, own())
-    asked = own(**changed)
-    assert len(own().differences(asked)) == len(words)
+    requested = own(**changed)
+    assert len(own().differences(requested)) == len(words)
     if not words:
-        cost.require_made_for(path, asked)
+        cost.require_made_for(path, requested)
         return
-    with pytest.raises(ProfileError) as told:
-        cost.require_made_for(path, asked)
-    assert all(word in str(told.value) for word in words), str(told.value)
-    assert "lengthwise calibrate" in str(told.value)
+    with pytest.raises(ProfileError) as reported:
+        cost.require_made_for(path, requested)
+    assert all(word in str(reported.value) for word in words), str(reported.value)
+    assert "lengthwise calibrate" in str(reported.value)
 
 
 def test_the_node_counts_for_several_gpus():
@@ -83,7 +83,7 @@ def test_a_deployment_of_another_model_takes_no_such_tables(tmp_path):
 def test_malformed_provenance_is_refused(text, tmp_path):
     path = tmp_path / "c.npz"
     cost.save(deploy(MODEL, GPU).cost, path)
-    with np.load(path) as kept:
-        np.savez(path, **{**kept, "made_for": text})
+    with np.load(path) as retained:
+        np.savez(path, **{**retained, "made_for": text})
     with pytest.raises(ProfileError, match="must name the deployment of its tables"):
         cost.made_for(path)

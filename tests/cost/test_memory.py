@@ -54,8 +54,8 @@ def test_weights_and_activations_of_vllm_on_an_80_gib_gpu():
 @pytest.mark.parametrize("name", sorted(catalog.models()))
 def test_one_gpu_holds_all_weights(name):
     model = catalog.model(name)
-    held = shard_of(model, Parallelism(), LIMITS).stage_weight_bytes()
-    assert held.sum() == pytest.approx(catalog.weight_bytes(model), rel=1e-3)
+    used_bytes = shard_of(model, Parallelism(), LIMITS).stage_weight_bytes()
+    assert used_bytes.sum() == pytest.approx(catalog.weight_bytes(model), rel=1e-3)
 
 
 @given(name=st.sampled_from(sorted(catalog.models())), tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3]))
@@ -63,8 +63,8 @@ def test_shards_hold_at_least_the_model_between_them(name, tp, pp):
     model = catalog.model(name)
     if model.attention.heads % tp:
         return
-    held = tp * shard_of(model, Parallelism(tp, pp), LIMITS).stage_weight_bytes().sum()
-    assert held >= 0.999 * catalog.weight_bytes(model)
+    used_bytes = tp * shard_of(model, Parallelism(tp, pp), LIMITS).stage_weight_bytes().sum()
+    assert used_bytes >= 0.999 * catalog.weight_bytes(model)
 
 
 def test_kv_heads_are_replicated_beyond_their_number():
@@ -77,12 +77,12 @@ def test_kv_heads_are_replicated_beyond_their_number():
 
 def test_plan_adds_up_and_blocks_fill_what_is_left():
     plan = plan_memory(LLAMA_70B, A100, Parallelism(4), LIMITS, 4096)
-    held = plan.weight_bytes + plan.activation_bytes + (plan.num_blocks + 1) * plan.kv_bytes_per_block
-    assert 0 <= plan.available_bytes - held < plan.kv_bytes_per_block
+    used_bytes = plan.weight_bytes + plan.activation_bytes + (plan.num_blocks + 1) * plan.kv_bytes_per_block
+    assert 0 <= plan.available_bytes - used_bytes < plan.kv_bytes_per_block
     assert plan.swap_s_per_block == pytest.approx(plan.kv_bytes_per_block / 25e9)
 
 
-def test_vllm_keeps_a_null_block_and_vidur_none():
+def test_vllm_reserves_a_null_block_and_vidur_none():
     tight = replace(LIMITS, max_model_len=None)
     longest = largest_model_len(LLAMA_70B, catalog.gpu("H100"), Parallelism(2), tight)
     plan = plan_memory(LLAMA_70B, catalog.gpu("H100"), Parallelism(2), tight, longest)
@@ -129,7 +129,7 @@ def test_the_named_tp_does_fit_and_the_one_before_does_not():
     assert plan_memory(model, gpu, Parallelism(8), LIMITS, 4096).num_blocks > 0
 
 
-def test_hopeless_and_too_long_say_what_else_to_do():
+def test_hopeless_and_too_long_cases_suggest_other_remedies():
     gpu = catalog.gpu("L4")
     with pytest.raises(DoesNotFitError, match="more pipeline stages"):
         plan_memory(catalog.model("llama-3.1-405b"), gpu, Parallelism(), LIMITS, 4096)

@@ -34,7 +34,7 @@ def test_the_other_degree_is_as_far_off(tables):
     )
 
 
-def test_another_degree_without_errors_takes_those_beside_it(tables):
+def test_another_degree_without_errors_uses_those_of_its_neighbour(tables):
     other = replace(tables[1], evidence=CostEvidence())
     evidence = CostEvidence(errors=(PartError("step", 0.1),))
     cost = replace(tables[4], evidence=evidence, other=OtherDegree(other, np.array([0, 1])))
@@ -46,8 +46,8 @@ def test_another_degree_without_errors_takes_those_beside_it(tables):
 
 def test_tables_without_another_degree_are_moved_as_before(tables):
     plain = perturbed(tables[4])
-    beside = perturbed(replace(tables[4], other=OtherDegree(tables[1], np.array([0, 1]))))
-    assert ratios(plain, tables[4], "layer_s") == ratios(beside, tables[4], "layer_s")
+    companion = perturbed(replace(tables[4], other=OtherDegree(tables[1], np.array([0, 1]))))
+    assert ratios(plain, tables[4], "layer_s") == ratios(companion, tables[4], "layer_s")
 
 
 def test_degrees_are_off_together(tables):
@@ -60,6 +60,6 @@ def test_degrees_are_off_together(tables):
     assert not np.any(drawn[0][1].comm_s)
 
 
-def test_tables_that_say_nothing_are_not_moved(tables):
+def test_tables_without_errors_are_not_moved(tables):
     assert perturbed_degrees({tp: replace(cost, evidence=CostEvidence()) for tp, cost in tables.items()}) == []
     assert perturbed_degrees(tables, draws=0) == []

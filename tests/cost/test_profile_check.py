@@ -69,8 +69,8 @@ def test_gaps_of_attention_are_cells_of_its_plane_joined():
 def test_steps_that_no_request_can_have_are_no_gap():
     """A chunk of 8,192 after a context of 8,192 is too long for a model of 8,192 tokens."""
     grid = 2 ** np.arange(14)
-    whole = attention("prefill", grid, np.array([0, *grid]))
-    fits = whole.where(whole["chunk"] + whole["context"] <= catalog.model("llama-3-8b").max_model_len)
+    complete = attention("prefill", grid, np.array([0, *grid]))
+    fits = complete.where(complete["chunk"] + complete["context"] <= catalog.model("llama-3-8b").max_model_len)
     assert gaps_of(fits) == []
 
 

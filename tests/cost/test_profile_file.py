@@ -85,8 +85,8 @@ def test_what_is_no_parquet_is_refused(tmp_path, data):
 
 def test_a_cut_off_file_is_refused(tmp_path):
     write_profile(one(), tmp_path / "a.parquet")
-    whole = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
+    complete = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(complete[: len(complete) // 2])
     with pytest.raises(ProfileError, match="damaged"):
         read_profile(tmp_path / "a.parquet")
 

@@ -71,7 +71,7 @@ def test_vidur_s_attention_counts_cached_tokens_a_sequence(tmp_path):
     assert decode == [(2, 4, 1024, 1.0, 0.1e-3)]
 
 
-def test_vidur_s_notes_say_what_is_made_up_and_what_is_left_out(tmp_path):
+def test_vidur_notes_name_made_up_rows_and_omissions(tmp_path):
     notes = " | ".join(import_vidur(vidur(tmp_path), LLAMA, "a100").metadata.notes)
     assert "1 attention rows (tp 2) are marked SURROGATE: made up, not measured, and left out" in notes
     assert "1 all_reduce rows between nodes are left out" in notes
@@ -83,10 +83,10 @@ def test_vidur_s_made_up_rows_are_left_out_unless_requested(tmp_path):
     assert rows(measured, "prefill attention", "tp") == []
     assert rows(measured, "decode attention", "tp") == [(2,)]
     assert measured.made_up("decode attention") == ()
-    kept = import_vidur(tmp_path, LLAMA, "a100", keep_surrogates=True)
-    assert rows(kept, "prefill attention", "tp") == [(2,)]
-    assert kept.made_up("prefill attention") == (2,)
-    assert "and kept" in " ".join(kept.metadata.notes)
+    retained = import_vidur(tmp_path, LLAMA, "a100", keep_surrogates=True)
+    assert rows(retained, "prefill attention", "tp") == [(2,)]
+    assert retained.made_up("prefill attention") == (2,)
+    assert "and kept" in " ".join(retained.metadata.notes)
 
 
 def test_vidur_without_attention_or_network_is_imported_with_a_note(tmp_path):

@@ -73,7 +73,7 @@ def test_aiconfigurator_s_attention_is_of_prompts_or_of_one_token_each(tmp_path)
     assert window == [(128, 2, 0.125e-3)]
 
 
-def test_aiconfigurator_s_notes_say_what_is_of_another_version_or_left_out(tmp_path):
+def test_aiconfigurator_notes_name_rows_of_another_version_and_omissions(tmp_path):
     notes = " | ".join(import_aiconfigurator(tables(tmp_path), "h200_sxm", "vllm", "0.24.0").metadata.notes)
     assert "custom_allreduce_perf.parquet is of vllm 0.19.0" in notes
     assert "NCCL is 2.29.2" in notes

@@ -36,8 +36,8 @@ def test_vidur_s_rows(shared):
     assert np.allclose(own["seconds"], raw["time_stats.mlp_up_proj.median"] / 1e3, rtol=1e-12)
     raw = pl.read_csv(home / "attention.csv.gz", infer_schema_length=None).unique()
     for tp in (2, 4):
-        here = raw.filter(~pl.col("is_prefill"), pl.col("num_tensor_parallel_workers") == tp)
-        kv = (here["batch_size"] * here["kv_cache_size"]).sum()
+        local = raw.filter(~pl.col("is_prefill"), pl.col("num_tensor_parallel_workers") == tp)
+        kv = (local["batch_size"] * local["kv_cache_size"]).sum()
         assert profile.of("decode attention", tp)["kv_tokens"].sum() == kv
     assert profile.tensor_parallel == (1, 2, 4, 8)
     assert absurd(profile) == []
@@ -128,9 +128,9 @@ def test_aiconfigurator_s_rows(h200):
     assert np.array_equal(gemm["seconds"], raw["latency"] / 1e3)
     assert np.array_equal(gemm["tokens"] * gemm["k"], raw["m"] * raw["k"])
     raw = pl.read_parquet(folder / "h200_sxm/attention/vllm/0.24.0/generation_attention_perf.parquet")
-    whole = raw.filter(pl.col("window_size") == 0)
+    complete = raw.filter(pl.col("window_size") == 0)
     decode = profile.of("decode attention")
-    assert np.array_equal(decode["kv_tokens"], whole["batch_size"] * whole["step"])
+    assert np.array_equal(decode["kv_tokens"], complete["batch_size"] * complete["step"])
 
 
 def test_messages_are_elements_times_their_width(h200):

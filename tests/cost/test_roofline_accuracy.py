@@ -63,14 +63,14 @@ def test_projections_of_vidur(shared, device, gpu, bounds, model):
     rows = pl.read_csv(shared(f"data/profiles/vidur/compute/{device}/meta-llama/{name}/mlp.csv.gz"))
     predicted, measured = [], []
     for tp in (1, 2, 4, 8):
-        here = rows.filter(pl.col("num_tensor_parallel_workers") == tp)
+        of_degree = rows.filter(pl.col("num_tensor_parallel_workers") == tp)
         ops = Operators(shard_of(spec, Parallelism(tp), EngineLimits()), kernels, catalog.node("dgx-a100"))
-        works = {work.name: work for work in ops.layer(here["num_tokens"].to_numpy().astype(float))}
+        works = {work.name: work for work in ops.layer(of_degree["num_tokens"].to_numpy().astype(float))}
         pairs = {"attn_pre_proj": "qkv projection", "attn_post_proj": "output projection"}
         pairs |= {"mlp_up_proj": "mlp up", "mlp_down_proj": "mlp down"}
-        for theirs, ours in pairs.items():
-            predicted.append(works[ours].seconds * 1e3)
-            measured.append(here[f"time_stats.{theirs}.median"].to_numpy())
+        for other, own in pairs.items():
+            predicted.append(works[own].seconds * 1e3)
+            measured.append(of_degree[f"time_stats.{other}.median"].to_numpy())
     check_errors(np.concatenate(predicted), np.concatenate(measured), *bounds)
 
 
@@ -149,10 +149,10 @@ def test_all_reduce_of_vllm(shared, gpu, node, version, median):
     model = catalog.model("llama-2-70b")
     errors = []
     for tp in (2, 4, 8):
-        here = rows.filter(pl.col("num_gpus") == tp)
+        of_degree = rows.filter(pl.col("num_gpus") == tp)
         shard = shard_of(model, Parallelism(tp), EngineLimits())
         ops = Operators(shard, kernels_of(catalog.gpu(gpu), "bfloat16"), catalog.node(node))
-        elements, ms = columns(here, "message_size", "latency")
+        elements, ms = columns(of_degree, "message_size", "latency")
         (two,) = ops.all_reduces(elements / model.hidden)
         errors.append(relative_errors(two.seconds / 2 * 1e3, ms))
     assert np.median(np.concatenate(errors)) <= median
@@ -241,8 +241,8 @@ def test_the_roofline_predicts_the_time_per_token_of_vllm(shared, gpu, bounds):
     )
     rows = rows.to_dicts()
     assert len(rows) >= 30
-    said = np.array([simulated_ms(row, gpu) for row in rows])
-    check_errors(said, np.array([row["silicon_tpot_ms"] for row in rows]), *bounds)
+    message = np.array([simulated_ms(row, gpu) for row in rows])
+    check_errors(message, np.array([row["silicon_tpot_ms"] for row in rows]), *bounds)
 
 
 def simulated_ms(row, gpu):

@@ -153,8 +153,8 @@ def test_a_window_stops_the_growth_of_its_layers():
     plain = replace(model, attention=replace(attention, window_tokens=None, windowed_layers=0))
     full = tables_of(plain, gpu, Parallelism(), length=32768)
     share = 1 - attention.windowed_layers / model.layers
-    grown, whole = np.diff(tables.decode_s[8, -2:]), np.diff(full.decode_s[8, -2:])
-    assert grown == pytest.approx(share * whole, rel=1e-6)
+    grown, complete = np.diff(tables.decode_s[8, -2:]), np.diff(full.decode_s[8, -2:])
+    assert grown == pytest.approx(share * complete, rel=1e-6)
     assert (tables.prefill_s <= full.prefill_s * (1 + 1e-9)).all()
 
 

@@ -33,23 +33,23 @@ def measured_s(rows, part=("qkv projection", "output projection", "mlp up", "mlp
 @pytest.mark.parametrize("estimator", ["auto", "physics", "linear", "monotone", "tables"])
 def test_one_token_takes_its_measured_time_and_more_tokens_the_fit(estimator):
     plain, quick = quick_vectors()
-    (told, _), (usual, _) = tables(quick, estimator=estimator), tables(plain, estimator=estimator)
+    (reported, _), (usual, _) = tables(quick, estimator=estimator), tables(plain, estimator=estimator)
     less = measured_s(plain) - measured_s(quick)
-    assert usual.layer_s[1] - told.layer_s[1] == pytest.approx(less, rel=0.05)  # noise
-    assert usual.head_s[1] - told.head_s[1] == pytest.approx(
+    assert usual.layer_s[1] - reported.layer_s[1] == pytest.approx(less, rel=0.05)  # noise
+    assert usual.head_s[1] - reported.head_s[1] == pytest.approx(
         measured_s(plain, ["lm head"]) - measured_s(quick, ["lm head"]), rel=0.05
     )
-    assert told.layer_s[2:] == pytest.approx(usual.layer_s[2:])
-    assert told.head_s[2:] == pytest.approx(usual.head_s[2:])
+    assert reported.layer_s[2:] == pytest.approx(usual.layer_s[2:])
+    assert reported.head_s[2:] == pytest.approx(usual.head_s[2:])
 
 
 def test_one_token_never_takes_longer_than_more():
     _, slow = quick_vectors(times=3.0)
-    told, _ = tables(slow)
-    assert told.layer_s[1] <= told.layer_s[2] * 1.001
+    reported, _ = tables(slow)
+    assert reported.layer_s[1] <= reported.layer_s[2] * 1.001
 
 
-def test_errors_are_of_what_is_learnt():
+def test_errors_cover_only_what_is_fitted():
     """One token is measured, not told by a curve: it neither blurs the curve nor counts among its errors."""
     plain, quick = quick_vectors()
     (_, report), (_, usual) = tables(quick), tables(plain)
@@ -58,5 +58,5 @@ def test_errors_are_of_what_is_learnt():
 
 def test_another_degree_is_predicted_by_the_physics_of_all_tokens():
     plain, quick = quick_vectors()
-    (told, _), (usual, _) = tables(quick, tp=2), tables(plain, tp=2)
-    assert told.layer_s[1] == pytest.approx(usual.layer_s[1], rel=0.1)
+    (reported, _), (usual, _) = tables(quick, tp=2), tables(plain, tp=2)
+    assert reported.layer_s[1] == pytest.approx(usual.layer_s[1], rel=0.1)

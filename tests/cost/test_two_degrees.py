@@ -63,7 +63,7 @@ def test_a_pipeline_of_one_degree_is_the_same_in_either_form(engine):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "states"),
     [
         ({"stages": np.array([0])}, "for each of the stages"),
         ({"stages": np.array([0, 2])}, "for each of the stages"),
@@ -72,9 +72,9 @@ def test_a_pipeline_of_one_degree_is_the_same_in_either_form(engine):
         ({"tables": dataclasses.replace(cost_tables([1]), head_s=np.array([0, -1.0]))}, "other"),
     ],
 )
-def test_tables_that_do_not_go_together_are_refused(change, says):
+def test_tables_that_do_not_go_together_are_refused(change, states):
     tables = of_two_degrees(cost_tables([2, 2]), [0, 1])
-    with pytest.raises(ProfileError, match=says):
+    with pytest.raises(ProfileError, match=states):
         check(dataclasses.replace(tables, other=dataclasses.replace(tables.other, **change)), "these tables")
 
 

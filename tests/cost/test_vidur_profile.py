@@ -158,8 +158,8 @@ def test_store_ignores_what_does_not_shape_the_tables(folder, tmp_path, few_tree
 def test_damaged_store_is_built_again_and_unwritable_one_is_no_error(folder, tmp_path):
     store = tmp_path / "store"
     first, _ = build(folder, cache=store)
-    (kept,) = store.iterdir()
-    kept.write_bytes(kept.read_bytes()[:100])
+    (retained,) = store.iterdir()
+    retained.write_bytes(retained.read_bytes()[:100])
     again, _ = build(folder, cache=store)
     assert np.array_equal(again.layer_s, first.layer_s)
     (tmp_path / "file").write_text("no folder")
@@ -238,15 +238,15 @@ def test_monotone_tables_agree_with_vidurs_own_predictions(shared):
     model = catalog.model("llama-2-70b")
     limits = EngineLimits(max_num_seqs=128, max_num_batched_tokens=4096)
     args = (shared("data/profiles/vidur"), model, "A100-80GB", Parallelism(2), limits, 4096)
-    ours, report = vidur_profile(*args, node=catalog.node("a100-pairwise-nvlink"), cache=None)
-    theirs = vidur_tables(shared("golden/vidur/tables_Llama-2-70b-hf_tp2_pp1.npz"), model)
-    assert np.median(np.abs(ours.layer_s[1:4097] / theirs.layer_s[1:] - 1)) < 0.01
-    assert np.median(np.abs(ours.comm_s[1:4097] / theirs.comm_s[1:] - 1)) < 0.03
+    own, report = vidur_profile(*args, node=catalog.node("a100-pairwise-nvlink"), cache=None)
+    other = vidur_tables(shared("golden/vidur/tables_Llama-2-70b-hf_tp2_pp1.npz"), model)
+    assert np.median(np.abs(own.layer_s[1:4097] / other.layer_s[1:] - 1)) < 0.01
+    assert np.median(np.abs(own.comm_s[1:4097] / other.comm_s[1:] - 1)) < 0.03
     axis = grid_axis(4096)
     chunks, contexts = axis[axis >= 64], axis[axis % 64 == 0]
     rows, columns = np.searchsorted(axis, chunks), np.searchsorted(axis, contexts)
     measured = np.add.outer(chunks, contexts) <= 4096
-    error = np.abs(ours.prefill_s[np.ix_(rows, columns)] / theirs.prefill_s[np.ix_(chunks, contexts // 64)] - 1)
+    error = np.abs(own.prefill_s[np.ix_(rows, columns)] / other.prefill_s[np.ix_(chunks, contexts // 64)] - 1)
     assert np.median(error[measured]) < 0.03
     fits = {fit.name: fit for fit in report.operators}
     assert fits["attn_prefill"].median_error < 0.03

@@ -15,7 +15,7 @@ SHARED = Path(os.environ.get("LENGTHWISE_SHARED", ROOT.parent / "shared"))
 FIDELITY = SHARED / "data" / "traces"
 
 
-@pytest.mark.slow  # four minutes of CPU time together
+@pytest.mark.slow  # two minutes of CPU time together
 @pytest.mark.parametrize(
     "words",
     [
@@ -42,7 +42,7 @@ def test_the_short_form_of_a_benchmark_runs(words: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_benchmark_of_recorded_data_runs_or_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_benchmark_of_recorded_data_runs_or_reports_what_it_lacks(tmp_path: Path) -> None:
     if not FIDELITY.is_dir():
         pytest.skip(f"no recorded data in {SHARED}")
     command = [sys.executable, ROOT / "benchmarks" / "drift.py", "--quick", "--only", "recorded", "--shared", SHARED]

@@ -59,7 +59,7 @@ def test_costs_that_are_named_are_those_that_are_assumed_and_known():
     assert f"{rates.disk_bytes_per_s / 1e9:g} GB/s from disk and {rates.pcie_bytes_per_s / 1e9:g} GB/s to each" in text
 
 
-def test_files_that_a_run_is_said_to_write_have_the_names_that_it_gives_them():
+def test_files_that_a_run_is_stated_to_write_have_the_names_it_gives_them():
     from lengthwise.apps.ledger import FILE
     from lengthwise.apps.run import results
     from lengthwise.usecases import app_run

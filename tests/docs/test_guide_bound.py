@@ -68,9 +68,9 @@ def test_the_choice_is_the_one_that_is_quoted(quoted, requested):
 
 def test_the_bound_that_cannot_be_met_is_refused_as_quoted(quoted):
     cluster = ["deployment.gpu=H100-80GB", "deployment.node=dgx-h100"]
-    with pytest.raises(ScheduleError) as told:
+    with pytest.raises(ScheduleError) as reported:
         schedule.plan_schedule(config.load(EXAMPLE, cluster))
-    assert f"error: {told.value}" == quoted[1]
+    assert f"error: {reported.value}" == quoted[1]
 
 
 @pytest.mark.skipif(
@@ -96,18 +96,18 @@ def test_what_other_bounds_cost_is_as_in_the_table(requested):
 
 
 @pytest.mark.slow
-def test_vllm_has_what_the_table_says(requested):
+def test_vllm_results_match_the_table(requested):
     planner = requested.planner
     played = curve(planner.estimator, "vllm-v1")
     rows = rows_under("Comparison with static batching and vLLM")
     assert len(rows) == 5
-    for bound, (ours, theirs) in rows.items():
+    for bound, (own, other) in rows.items():
         choice = planner.best(seconds_of(bound)).row
-        assert_quoted(ours, choice.throughput_rps)
-        assert ours.endswith(f"({choice.strategy[:3].upper()})")
+        assert_quoted(own, choice.throughput_rps)
+        assert own.endswith(f"({choice.strategy[:3].upper()})")
         at = played.best_at(seconds_of(bound))
-        assert_quoted(theirs, played.rows[at].throughput_rps)
-        interval = re.search(r"\[([\d.]+) to ([\d.]+)\]", theirs)
+        assert_quoted(other, played.rows[at].throughput_rps)
+        interval = re.search(r"\[([\d.]+) to ([\d.]+)\]", other)
         if interval:
             for quoted, rps in zip(interval.groups(), played.intervals_rps[at], strict=True):
                 assert_quoted(quoted, rps)

@@ -94,7 +94,7 @@ def test_sizes_below_one(size, value):
         deploy(MODEL, GPU, **{size: value})
 
 
-def test_a_model_that_does_not_fit_says_what_would():
+def test_a_model_that_does_not_fit_is_reported_with_the_remedy():
     with pytest.raises(DoesNotFitError, match=r"tp"):
         deploy("llama-2-70b", "A100-80GB")
     assert deploy("llama-2-70b", "A100-80GB", tp=4).kv.num_blocks > 0
@@ -178,7 +178,7 @@ def test_a_slower_host_moves_every_token():
     assert np.allclose(slow.finished_s - bare.finished_s, 20e-3)
 
 
-def test_a_host_of_measured_tables_brings_its_own_doubt():
+def test_an_explicit_host_over_measured_tables_has_its_own_error():
     evidence = CostEvidence(errors=(PartError("host", 0.01), PartError("layer", 0.02)))
     known = dataclasses.replace(cost_tables([16, 16]), evidence=evidence)
     errors = deploy(MODEL, GPU, pp=2, cost=known, host="vllm").cost.evidence.errors

@@ -86,7 +86,7 @@ def test_without_a_cost_of_handing_over_both_sides_follow_by_hand(engine):
 
 
 @ENGINES
-def test_who_comes_during_a_step_joins_the_next_one(engine):
+def test_a_request_that_arrives_during_a_step_joins_the_next_one(engine):
     """The second prompt is through at 5/16, in the middle of the first one's decode step from 1/4 to 3/8."""
     r = simulate(requests([0, 0], [256, 64], [3, 2]), disaggregated(), engine=engine).requests
     np.testing.assert_array_equal(r.finished_s, [0.25 + 2 / 8, 0.375 + 1 / 8])
@@ -103,7 +103,7 @@ def test_a_link_takes_one_request_after_the_other(engine):
 
 
 @ENGINES
-def test_a_full_decode_side_fills_the_prefilling_one_which_then_admits_nobody(engine):
+def test_a_full_decode_side_fills_the_prefill_side_which_then_admits_no_request(engine):
     """One seat to decode; the cache for prompts holds two of 256 tokens: the third waits until one was fetched."""
     full = disaggregated(free_slots=1, blocks=128)
     full = replace(full, max_model_len=512)
@@ -117,7 +117,7 @@ def test_a_full_decode_side_fills_the_prefilling_one_which_then_admits_nobody(en
 
 @ENGINES
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
-def test_who_has_to_leave_is_prefilled_again_or_swapped(engine, preemption_mode):
+def test_a_preempted_request_is_prefilled_again_or_swapped(engine, preemption_mode):
     short = disaggregated(decode_blocks=128, preemption_mode=preemption_mode)
     short = replace(short, max_model_len=512)
     records = simulate(requests([0, 0], [252, 252], [100, 100]), short, engine=engine)
@@ -162,7 +162,7 @@ def lost(sequence):
 
 
 @ENGINES
-def test_a_router_of_the_decode_side_that_errs_is_told(engine):
+def test_an_error_of_a_router_of_the_decode_side_is_reported(engine):
     with pytest.raises(PolicyError, match="router 'lost' chose replica 7; there are 1"):
         simulate(requests([0], [16], [4]), disaggregated(router=lost), engine=engine)
 

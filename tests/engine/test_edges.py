@@ -47,7 +47,7 @@ def gives_up(arrival_s):
 
 @ENGINES
 @pytest.mark.parametrize("rank", [breaks, gives_up])
-def test_whatever_a_policy_raises_is_told_with_its_name(rank, engine):
+def test_any_exception_of_a_policy_is_reported_with_its_name(rank, engine):
     with pytest.raises(PolicyError, match=f"rank policy '{rank.name}' raised"):
         simulate(few(), deployment(rank=rank), engine=engine)
 
@@ -80,7 +80,7 @@ def nan_later(decodes, max_num_seqs):
 
 @ENGINES
 @pytest.mark.parametrize("axis", [{"router": lost, "replicas": 2}, {"batching": nan_later}])
-def test_nan_where_a_whole_number_must_stand_is_an_error(axis, engine):
+def test_nan_in_place_of_an_integer_is_an_error(axis, engine):
     with pytest.raises(PolicyError, match="NaN"):
         simulate(few(), deployment(**axis), engine=engine)
 
@@ -170,14 +170,14 @@ def test_limits_that_make_no_sense_are_refused(wrong):
 
 
 @pytest.mark.parametrize("tokens", [[1.9], [math.nan]])
-def test_tokens_are_whole_numbers(tokens):
+def test_tokens_are_integers(tokens):
     with pytest.raises(InputError, match="prompt_tokens must be whole numbers; request 0 has"):
         Workload([0.0], tokens, [1])
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x80\x04cut"])
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
-def test_damaged_machine_code_is_made_anew(tmp_path, monkeypatch, damage, ending):
+def test_damaged_machine_code_is_recompiled(tmp_path, monkeypatch, damage, ending):
     monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
     _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)
     files = list(tmp_path.rglob(f"*.{ending}"))

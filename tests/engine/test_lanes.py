@@ -26,6 +26,6 @@ def test_without_the_compiler():
 @pytest.mark.slow
 def test_with_indices_checked(tmp_path):
     """A kernel of its own in a folder of its own: machine code of another lane would check nothing."""
-    result = lane(NUMBA_BOUNDSCHECK="1", LENGTHWISE_EXAMPLES="300", LENGTHWISE_CACHE_DIR=str(tmp_path))
+    result = lane(NUMBA_BOUNDSCHECK="1", LENGTHWISE_EXAMPLES="100", LENGTHWISE_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     assert list(tmp_path.rglob("*run*.nbi")), "the kernel was compiled in this lane"

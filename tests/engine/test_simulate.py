@@ -26,7 +26,7 @@ TOO_LONG = dataclasses.replace(WORKLOAD, prompt_tokens=np.where(np.arange(40) % 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_records_say_where_they_come_from(engine):
+def test_records_state_their_origin(engine):
     records = simulate(WORKLOAD, DEPLOYMENT, seed=3, engine=engine)
     assert (records.seed, records.name) == (3, "two tiny replicas")
     assert (records.requests.status == Status.FINISHED).all()
@@ -78,7 +78,7 @@ def test_an_unknown_engine():
         simulate(WORKLOAD, DEPLOYMENT, engine="kernl")
 
 
-def test_the_log_is_whole_or_not_there():
+def test_the_log_is_complete_or_absent():
     complete = simulate(WORKLOAD, DEPLOYMENT)
     steps = len(complete.steps.start_s)
     assert len(simulate(WORKLOAD, DEPLOYMENT, keep_steps=steps).steps.start_s) == steps

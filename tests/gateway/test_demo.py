@@ -27,19 +27,19 @@ def test_a_burst_is_the_same_for_the_same_seed_and_number():
     assert len({one.tokens for one in first}) > 5
 
 
-def test_the_gateway_is_not_told_how_long_an_answer_will_be():
+def test_the_gateway_does_not_receive_the_output_length():
     question = burst(0, 0, 1, tokens_per_s=500.0, shrink=8.0)[0]
     what = body("tiny", question)
-    told = requested_tokens(json.dumps(what).encode(), lambda: what, what["max_tokens"])
-    assert told == 0
+    reported = requested_tokens(json.dumps(what).encode(), lambda: what, what["max_tokens"])
+    assert reported == 0
     assert what["max_tokens"] == MAX_TOKENS
     assert str(question.tokens) not in question.prompt
 
 
 def test_a_longer_question_gets_a_longer_answer_in_the_mean():
-    asked = burst(0, 0, 2000, tokens_per_s=500.0, shrink=1.0)
-    short = np.mean([one.tokens for one in asked if one.prompt.startswith("What is")])
-    essay = np.mean([one.tokens for one in asked if "essay" in one.prompt])
+    requested = burst(0, 0, 2000, tokens_per_s=500.0, shrink=1.0)
+    short = np.mean([one.tokens for one in requested if one.prompt.startswith("What is")])
+    essay = np.mean([one.tokens for one in requested if "essay" in one.prompt])
     assert essay > 20 * short
 
 
@@ -82,22 +82,22 @@ def test_the_table_shows_both():
     assert "mean JCT" in shown
 
 
-def test_an_interpreter_that_is_not_there_is_said_so(tmp_path):
+def test_a_missing_interpreter_is_reported(tmp_path):
     with pytest.raises(InputError, match="must exist"):
         find_interpreter(str(tmp_path / "python"))
     assert find_interpreter("emulated") is None
 
 
 def test_a_length_is_forced_first_and_after_a_cut():
-    told = {"vllm_xargs": {"output_tokens": 30, "max_tokens": 512}}
-    first = json.loads(forced(json.dumps({"max_tokens": 512, **told}).encode()))
+    reported = {"vllm_xargs": {"output_tokens": 30, "max_tokens": 512}}
+    first = json.loads(forced(json.dumps({"max_tokens": 512, **reported}).encode()))
     assert (first["min_tokens"], first["max_tokens"], first["ignore_eos"]) == (30, 30, True)
-    later = json.loads(forced(json.dumps({"max_tokens": 512 - 12, **told}).encode()))
+    later = json.loads(forced(json.dumps({"max_tokens": 512 - 12, **reported}).encode()))
     assert (later["min_tokens"], later["max_tokens"]) == (18, 18)
 
 
 @pytest.mark.parametrize("raw", [b"no json", b"[]", b'{"max_tokens": 5}', b'{"vllm_xargs": {"output_tokens": 1}}'])
-def test_what_tells_no_length_passes_as_it_came(raw):
+def test_a_body_without_a_length_passes_unchanged(raw):
     assert forced(raw) == raw
 
 
@@ -130,17 +130,17 @@ def test_the_middleware_rewrites_bodies_and_nothing_else():
 
 
 @pytest.mark.slow
-def test_the_whole_demo_runs_on_emulated_engines(capsys):
+def test_the_complete_demo_runs_on_emulated_engines(capsys):
     found = run("emulated", port=0, admin_port=0, seconds=0.0, requests=10)
     assert found.rounds == 2
     assert -1 < found.mean < 10
-    said = capsys.readouterr().out
-    assert "emulated engines" in said
-    assert "admin pages  fcfs: http://127.0.0.1:" in said
-    assert "2 rounds" in said
+    message = capsys.readouterr().out
+    assert "emulated engines" in message
+    assert "admin pages  fcfs: http://127.0.0.1:" in message
+    assert "2 rounds" in message
 
 
-def test_engines_whose_start_is_given_up_are_not_waited_for():
+def test_engines_whose_startup_is_aborted_are_not_waited_for():
     given_up = threading.Event()
     pause = abortable_sleep(given_up)
     pause(0.0)
@@ -150,10 +150,10 @@ def test_engines_whose_start_is_given_up_are_not_waited_for():
     pause(0.0)  # while the engine is stopped
 
 
-def test_while_engines_load_something_is_said(capsys, monkeypatch):
+def test_progress_is_printed_while_engines_load(capsys, monkeypatch):
     monkeypatch.setattr(comparison, "PROGRESS_INTERVAL_S", 0.01)
-    said = ""
+    message = ""
     with comparison.progress("loading"):
-        while "loading, 0 s" not in said:
-            said += capsys.readouterr().out
+        while "loading, 0 s" not in message:
+            message += capsys.readouterr().out
     capsys.readouterr()

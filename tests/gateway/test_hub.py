@@ -112,7 +112,7 @@ def test_turns_come_in_the_schedulers_order_and_decisions_once_a_tick():
     run(work)
 
 
-def test_who_is_refused_never_arrived():
+def test_a_refused_request_never_arrives():
     async def work() -> None:
         driver, _, ledger = hub_of(most=0)
         with pytest.raises(NotServedError) as no:
@@ -124,7 +124,7 @@ def test_who_is_refused_never_arrived():
     run(work)
 
 
-def test_who_waits_in_vain_is_told_and_ends_as_expired_when_the_scheduler_said():
+def test_a_request_that_waits_in_vain_expires_when_the_scheduler_decides():
     async def work() -> None:
         driver, scheduler, ledger = hub_of(places=0)
         scheduler.alarm_s = driver.clock() + 0.05
@@ -159,17 +159,17 @@ def test_a_client_that_goes_leaves_nothing(when: str):
     run(work)
 
 
-def test_a_cut_is_told_and_the_turn_comes_again():
+def test_a_preemption_is_reported_and_the_request_runs_again():
     async def work() -> None:
         driver, scheduler, ledger = hub_of()
-        ticket, heard = await driver.enter(request(1)), []
-        ticket.on_interrupt = heard.append
+        ticket, received = await driver.enter(request(1)), []
+        ticket.on_interrupt = received.append
         ticket.tokens(7)
         ticket.tokens(7)
         scheduler.cut = [1]
         driver.wake()
         await asyncio.sleep(0.01)
-        assert heard == [PREEMPTED]
+        assert received == [PREEMPTED]
         assert ticket.interrupted.is_set()
         assert await ticket.resume("preemption") is ticket
         assert (ticket.worker, ticket.interrupted.is_set()) == ("w", False)
@@ -182,19 +182,19 @@ def test_a_cut_is_told_and_the_turn_comes_again():
     run(work)
 
 
-def test_who_is_at_a_worker_that_is_gone_is_told():
+def test_a_request_at_a_lost_worker_is_notified():
     async def work() -> None:
         driver, _, _ = hub_of()
-        ticket, heard = await driver.enter(request(1)), []
-        ticket.on_interrupt = heard.append
+        ticket, received = await driver.enter(request(1)), []
+        ticket.on_interrupt = received.append
         driver.fleet_changed([])
-        assert heard == [GONE]
+        assert received == [GONE]
         ticket.end(Outcome.FAILED)
 
     run(work)
 
 
-def test_ended_from_outside_while_it_waits_again():
+def test_a_request_can_be_cancelled_while_it_waits_again():
     async def work() -> None:
         driver, scheduler, ledger = hub_of()
         ticket = await driver.enter(request(1))
@@ -210,7 +210,7 @@ def test_ended_from_outside_while_it_waits_again():
     run(work)
 
 
-def test_closing_tells_all_who_are_in():
+def test_closing_notifies_all_active_requests():
     async def work() -> None:
         driver, _, ledger = hub_of()
         tasks = [asyncio.ensure_future(driver.enter(request(k))) for k in range(3)]
@@ -218,8 +218,8 @@ def test_closing_tells_all_who_are_in():
         emptied = asyncio.ensure_future(driver.emptied())
         driver.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        told = [one.rejection for one in done[1:] if isinstance(one, NotServedError)]
-        assert [(one.status, one.reason, one.retry_after_s) for one in told] == [(503, "draining", 1.0)] * 2
+        reported = [one.rejection for one in done[1:] if isinstance(one, NotServedError)]
+        assert [(one.status, one.reason, one.retry_after_s) for one in reported] == [(503, "draining", 1.0)] * 2
         with pytest.raises(NotServedError):
             await driver.enter(request(3))
         await emptied
@@ -228,7 +228,7 @@ def test_closing_tells_all_who_are_in():
     run(work)
 
 
-def test_who_cannot_be_cut_where_it_is_says_so_once_and_may_be_asked_elsewhere():
+def test_a_nonpreemptible_request_reports_it_once_and_may_be_preempted_elsewhere():
     async def work() -> None:
         driver, scheduler, _ = hub_of()
         one = request(1)
@@ -251,7 +251,7 @@ def test_who_cannot_be_cut_where_it_is_says_so_once_and_may_be_asked_elsewhere()
     run(work)
 
 
-def test_all_who_wait_for_the_hub_to_be_empty_are_told():
+def test_all_tasks_that_wait_for_an_empty_hub_are_notified():
     async def work() -> None:
         driver, _, _ = hub_of()
         ticket = await driver.enter(request(1))

@@ -32,7 +32,7 @@ from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, L
 STEP_S = 0.05
 
 
-class Heard(Listener):
+class Received(Listener):
     def __init__(self):
         self.phases = []
 
@@ -73,9 +73,9 @@ async def loop_of(port, clients, lengths, *, stream=True):
         async def client():
             for tokens in left:
                 body = {"model": "m", "prompt": "p " * 10, "max_tokens": tokens, "stream": stream}
-                async with session.post(url, json=body | {"ignore_eos": True, "min_tokens": tokens}) as told:
-                    assert told.status == 200, await told.text()
-                    await told.read()
+                async with session.post(url, json=body | {"ignore_eos": True, "min_tokens": tokens}) as reported:
+                    assert reported.status == 200, await reported.text()
+                    await reported.read()
 
         await asyncio.gather(*(client() for _ in range(clients)))
 
@@ -97,26 +97,26 @@ def steps_of(server):
 @pytest.mark.slow
 def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
     prefill_batch, decode_steps = 3, 4
-    heard = Heard()
+    received = Received()
 
     async def work() -> None:
         async with engine() as server:
             config = config_of(server.url, phases=Phases(prefill_batch, decode_steps))
-            async with Gateway(config, listeners=(heard,)) as gateway:
+            async with Gateway(config, listeners=(received,)) as gateway:
                 await settled(gateway)
                 ran = steps_of(server)
                 lengths = [9 + 3 * (n % 4) for n in range(27)]
                 await loop_of(gateway.port, 20, lengths)
                 metrics = await text_of(gateway.admin_port)
-        full = [one for one in heard.phases if one.cause == "steps"][:6]
+        full = [one for one in received.phases if one.cause == "steps"][:6]
         assert {one.prefill_batch for one in full} == {prefill_batch}
         assert statistics.median_low(one.decode_steps for one in full) == decode_steps
         assert all(one.decode_steps >= decode_steps for one in full)
         at = [n for n, (_, prompts) in enumerate(ran) if prompts]
         cycles = [(ran[a][1], b - a) for a, b in itertools.pairwise(at)][2:7]  # the first may come in two steps
         assert cycles.count((prefill_batch, decode_steps)) >= 4, cycles
-        assert 'lengthwise_phase_plan{of="decode_steps"} 4.0' in metrics
-        assert f'lengthwise_phase_prefill_batch_requests_count{{worker="e0"}} {len(heard.phases)}.0' in metrics
+        assert 'lengthwise_phase_plan{parameter="decode_steps"} 4.0' in metrics
+        assert f'lengthwise_phase_prefill_batch_requests_count{{worker="e0"}} {len(received.phases)}.0' in metrics
         assert 'lengthwise_phases_total{cause="steps",worker="e0"}' in metrics
 
     run(work)
@@ -125,12 +125,12 @@ def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
 async def text_of(port):
     import aiohttp
 
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as told:
-        return await told.text()
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as reported:
+        return await reported.text()
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_is_not_streamed_is_served_too(stream):
+def test_a_non_streamed_request_is_served_too(stream):
     async def work() -> None:
         phases = Phases(2, 5)
         async with engine(step_s=0.005) as server, Gateway(config_of(server.url, phases=phases)) as gateway:
@@ -142,7 +142,7 @@ def test_who_is_not_streamed_is_served_too(stream):
     run(work)
 
 
-def test_a_drain_lets_those_who_wait_for_a_phase_finish():
+def test_a_drain_lets_requests_that_wait_for_a_phase_finish():
     async def work() -> None:
         phases = Phases(1, 30)
         async with engine(step_s=0.01) as server, Gateway(config_of(server.url, phases=phases)) as gateway:
@@ -173,7 +173,7 @@ def test_an_engine_that_dies_gives_its_requests_to_the_other_in_its_phases():
     run(work)
 
 
-def test_a_schedule_changes_while_it_is_kept_and_is_told_as_planned():
+def test_a_schedule_changes_while_it_runs_and_is_reported_as_planned():
     async def work() -> None:
         async with engine(step_s=0.005) as server:
             config = config_of(server.url, phases=Phases(2, 5))
@@ -181,7 +181,7 @@ def test_a_schedule_changes_while_it_is_kept_and_is_told_as_planned():
                 await settled(gateway)
                 await gateway.configure(replace(config, dispatch=Dispatch(phases=Phases(3, 7))))
                 await loop_of(gateway.port, 6, [4] * 6)
-                assert 'lengthwise_phase_plan{of="prefill_batch"} 3.0' in await text_of(gateway.admin_port)
+                assert 'lengthwise_phase_plan{parameter="prefill_batch"} 3.0' in await text_of(gateway.admin_port)
                 with pytest.raises(InputError, match=r"order\.mode cannot change"):
                     await gateway.configure(replace(config, order=Order("fcfs")))
 
@@ -195,24 +195,24 @@ def test_a_bound_on_waiting_is_warned_of():
     assert any("within a phase" in text for text in notices(bounded))
 
 
-def test_a_gateway_beside_tells_of_its_requests_and_ends():
-    heard = Heard()
+def test_a_background_gateway_reports_its_requests_and_stops():
+    received = Received()
     with in_thread(engine(step_s=0.005)) as up:
         config = config_of(up.servers[0].url, phases=Phases(2, 3))
-        with background_gateway(config, (heard,)) as running:
+        with background_gateway(config, (received,)) as running:
             asyncio.run(loop_of(running.gateway.port, 3, [6] * 6))
             assert running.call(running.gateway.drain())
         assert sorted(row.output_tokens for row in running.rows) == [6] * 6
-        assert sum(one.prefill_batch for one in heard.phases) == 6
+        assert sum(one.prefill_batch for one in received.phases) == 6
 
 
-def test_an_engine_that_is_not_there_is_said_so():
+def test_an_unreachable_engine_is_reported():
     config = config_of("http://127.0.0.1:9", phases=Phases(2, 3))
     with pytest.raises(EngineError, match="must be up and serve"), background_gateway(config, engines_s=5.0):
         pass
 
 
-def test_a_port_that_is_taken_is_said_so():
+def test_an_occupied_port_is_reported():
     import socket
 
     with socket.socket() as taken:
@@ -226,7 +226,7 @@ def test_a_port_that_is_taken_is_said_so():
 
 
 @pytest.mark.parametrize(("active", "desired", "found"), [(5, 12, 5), (12, 12, 12), (64, 12, 12)])
-def test_seats_are_found_by_trying(active, desired, found):
+def test_slots_are_found_by_probing(active, desired, found):
     with in_thread(engine(max_num_seqs=active, step_s=0.004)) as up:
         assert probe_max_num_seqs(Server(up.servers[0].url), desired) == found
 

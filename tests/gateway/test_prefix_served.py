@@ -28,7 +28,7 @@ def key(tenant):
 
 def config_of(*engines, **dispatch):
     return GatewayConfig(
-        engines=tuple(Engine(one.url, name=f"e{k}", in_flight=8) for k, one in enumerate(engines)),
+        engines=tuple(Engine(one.url, name=f"e{k}", concurrency=8) for k, one in enumerate(engines)),
         listen=Listen(port=0, admin_port=0),
         prediction=PredictionConfig(predictor="none"),
         dispatch=Dispatch(**dispatch),
@@ -39,8 +39,8 @@ def config_of(*engines, **dispatch):
 async def ask(session, port, prompt, *, tenant="red", tokens=5):
     chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
     path = "chat/completions" if chat else "completions"
-    said = {"messages": prompt} if chat else {"prompt": prompt}
-    body = {"model": "m", "max_tokens": tokens, "ignore_eos": True} | said
+    message = {"messages": prompt} if chat else {"prompt": prompt}
+    body = {"model": "m", "max_tokens": tokens, "ignore_eos": True} | message
     url, headers = f"http://127.0.0.1:{port}/v1/{path}", {"Authorization": f"Bearer {tenant}"}
     async with session.post(url, json=body, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
@@ -48,8 +48,8 @@ async def ask(session, port, prompt, *, tenant="red", tokens=5):
 
 
 async def hits(session, port):
-    async with session.get(f"http://127.0.0.1:{port}/metrics") as told:
-        lines = (await told.text()).splitlines()
+    async with session.get(f"http://127.0.0.1:{port}/metrics") as reported:
+        lines = (await reported.text()).splitlines()
     (found,) = (float(one.split()[1]) for one in lines if one.startswith("lengthwise_prefix_hits_total "))
     return found
 
@@ -72,7 +72,7 @@ def chat(question):
         ("tenant", SYSTEM, "Else: " + SYSTEM, "red", False),
     ],
 )
-def test_who_begins_alike_goes_where_that_was_computed(prefixes, first, then, tenant, follows):
+def test_prompts_with_a_common_prefix_go_where_it_was_computed(prefixes, first, then, tenant, follows):
     async def work():
         async with (
             EngineServer(SPEC) as one,
@@ -81,13 +81,13 @@ def test_who_begins_alike_goes_where_that_was_computed(prefixes, first, then, te
             aiohttp.ClientSession() as session,
         ):
             await until(lambda: gateway.fleet.ready() and len(gateway.scheduler.worker_pool.up) == 2)
-            asked = [server.log.count("finished") for server in (one, two)]
+            requested = [server.log.count("finished") for server in (one, two)]
             busy = asyncio.ensure_future(ask(session, gateway.port, "hold on", tokens=400))
             await until(lambda: one.slots_in_use == 1)
             await ask(session, gateway.port, first)  # the other one is idle
             await busy
             await ask(session, gateway.port, then, tenant=tenant)
-            served = [server.log.count("finished") - n for server, n in zip((one, two), asked, strict=True)]
+            served = [server.log.count("finished") - n for server, n in zip((one, two), requested, strict=True)]
             assert served == ([1, 2] if follows else [2, 1])
             assert await hits(session, gateway.admin_port) == follows
 
@@ -98,11 +98,11 @@ def test_who_begins_alike_goes_where_that_was_computed(prefixes, first, then, te
     ("prompt", "begins"),
     [(SYSTEM, True), ([SYSTEM], True), ([SYSTEM, SYSTEM], False), ([IDS, IDS], False), ("a", False)],
 )
-def test_of_several_prompts_in_one_body_nothing_is_said(prompt, begins):
+def test_several_prompts_in_one_body_yield_no_prefix_hashes(prompt, begins):
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     prefix_hasher = PrefixHasher(b"secret")
-    told = RequestParser(Limits(), prefix_hasher).parse("completions", body, Caller(None, 3), {}, "r", 0.0)
-    assert bool(told.prefix.keys) == begins
+    reported = RequestParser(Limits(), prefix_hasher).parse("completions", body, Caller(None, 3), {}, "r", 0.0)
+    assert bool(reported.prefix.keys) == begins
     if begins:
-        assert told.prefix == prefix_hasher.of_text(SYSTEM, told.prompt_tokens, model="m", tenant=3)
+        assert reported.prefix == prefix_hasher.of_text(SYSTEM, reported.prompt_tokens, model="m", tenant=3)
     assert RequestParser(Limits()).parse("completions", body, Caller(None, 3), {}, "r", 0.0).prefix is EMPTY

@@ -74,18 +74,21 @@ def gateway(config: GatewayConfig) -> Gateway:
 async def ask(port: int, body: dict, path: str = "/v1/completions") -> tuple[int, dict, bytes]:
     import aiohttp
 
-    async with aiohttp.ClientSession() as session, session.post(f"http://127.0.0.1:{port}{path}", json=body) as told:
-        return told.status, dict(told.headers), await told.read()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{port}{path}", json=body) as reported,
+    ):
+        return reported.status, dict(reported.headers), await reported.read()
 
 
 async def look(port: int, path: str) -> int:
     import aiohttp
 
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as told:
-        return told.status
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as reported:
+        return reported.status
 
 
-def test_a_stream_through_the_whole_gateway():
+def test_a_stream_passes_through_the_complete_gateway():
     async def work() -> None:
         async with Scripted() as engine, gateway(config_of(engine)) as g:
             status, headers, body = await ask(g.port, BODY)
@@ -108,8 +111,8 @@ def test_a_value_that_cannot_be_parsed_is_the_clients_error(value, caplog):
         async with Scripted() as engine, gateway(config_of(engine)) as g, aiohttp.ClientSession() as session:
             headers = {"Content-Type": "application/json"}
             url = f"http://127.0.0.1:{g.port}/v1/completions"
-            async with session.post(url, data=data, headers=headers) as told:
-                assert (told.status, (await told.json())["error"]["code"]) == (400, "invalid_json")
+            async with session.post(url, data=data, headers=headers) as reported:
+                assert (reported.status, (await reported.json())["error"]["code"]) == (400, "invalid_json")
             assert sum(g.telemetry.metrics.refusals.values()) == 1
             assert not engine.seen
 
@@ -117,7 +120,7 @@ def test_a_value_that_cannot_be_parsed_is_the_clients_error(value, caplog):
     assert not [one for one in caplog.records if one.levelno > logging.INFO]
 
 
-def test_the_admin_port_tells_the_metrics_and_the_clients_port_does_not():
+def test_the_admin_port_serves_the_metrics_and_the_client_port_does_not():
     async def work() -> None:
         async with Scripted() as engine:
             config = replace(config_of(engine), listen=Listen(port=0, admin_port=0))
@@ -129,7 +132,7 @@ def test_the_admin_port_tells_the_metrics_and_the_clients_port_does_not():
     run(work)
 
 
-def test_the_admin_page_says_what_becomes_of_priorities():
+def test_the_admin_page_shows_how_priorities_are_handled():
     async def work() -> None:
         import aiohttp
 
@@ -142,15 +145,15 @@ def test_the_admin_page_says_what_becomes_of_priorities():
             )
             async with Gateway(config) as g, aiohttp.ClientSession() as session:
                 await g.fleet.stable(10.0)
-                async with session.get(f"http://127.0.0.1:{g.admin_port}/state.json") as told:
-                    (worker,) = (await told.json())["workers"]
+                async with session.get(f"http://127.0.0.1:{g.admin_port}/state.json") as reported:
+                    (worker,) = (await reported.json())["workers"]
                 assert worker["up"]
                 assert "accepts no priorities" in worker["cause"]
 
     run(work)
 
 
-def test_drained_who_is_in_finishes_and_who_comes_is_sent_away():
+def test_a_drain_finishes_running_requests_and_refuses_new_ones():
     async def work() -> None:
         async with Scripted(step_s=0.01) as engine:
             async with gateway(config_of(engine)) as g:
@@ -169,22 +172,22 @@ def test_drained_who_is_in_finishes_and_who_comes_is_sent_away():
     run(work)
 
 
-def test_the_room_for_bodies_is_free_again_once_a_stream_has_begun():
+def test_the_body_budget_is_freed_once_a_stream_has_started():
     async def work() -> None:
         import aiohttp
 
         async with Scripted(step_s=0.02) as engine, gateway(config_of(engine)) as g:
             url, long = f"http://127.0.0.1:{g.port}/v1/completions", BODY | {"user": "u" * 100_000}
-            async with aiohttp.ClientSession() as session, session.post(url, json=long) as told:
+            async with aiohttp.ClientSession() as session, session.post(url, json=long) as reported:
                 assert engine.seen[0].body == long | {"return_token_ids": True}
                 await until(lambda: 0 < g.app.body_budget.used_bytes < 5000)
-                assert (await told.read()).count(b'"text":') == 50
+                assert (await reported.read()).count(b'"text":') == 50
             await until(lambda: g.app.body_budget.used_bytes == 0)
 
     run(work)
 
 
-def test_stopped_at_once_who_waits_is_told_so_and_the_engine_aborts(caplog):
+def test_an_immediate_stop_answers_waiting_requests_and_aborts_the_engine(caplog):
     async def work() -> None:
         async with Scripted(step_s=0.05) as engine:
             async with gateway(config_of(engine, resilience=ResilienceConfig(drain_s=0.1))) as g:
@@ -201,11 +204,11 @@ def test_stopped_at_once_who_waits_is_told_so_and_the_engine_aborts(caplog):
             await until(lambda: all(one.how == "aborted" for one in engine.seen))
 
     run(work)
-    ours = [one for one in caplog.records if one.exc_info and one.name.startswith("lengthwise.gateway")]
-    assert not ours, caplog.text
+    own = [one for one in caplog.records if one.exc_info and one.name.startswith("lengthwise.gateway")]
+    assert not own, caplog.text
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts():
+def test_an_occupied_port_is_reported_before_anything_starts():
     async def work() -> None:
         with socket.socket() as door:
             door.bind(("127.0.0.1", 0))
@@ -243,10 +246,10 @@ def test_tenants_keep_their_names_when_keys_come_and_go():
 
         async with (
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {name}"}) as session,
-            session.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY) as told,
+            session.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY) as reported,
         ):
-            await told.read()
-            return told.status
+            await reported.read()
+            return reported.status
 
     async def work() -> None:
         async with Scripted() as engine:
@@ -265,7 +268,7 @@ def test_tenants_keep_their_names_when_keys_come_and_go():
     run(work)
 
 
-def test_who_goes_first_and_what_may_wait_change_while_it_runs_and_the_mode_does_not():
+def test_order_and_queue_limits_change_at_runtime_but_the_mode_does_not():
     async def work() -> None:
         async with Scripted(step_s=0.02) as engine, gateway(config_of(engine)) as g:
             before = g.config
@@ -285,15 +288,15 @@ def test_who_goes_first_and_what_may_wait_change_while_it_runs_and_the_mode_does
     run(work)
 
 
-def test_told_to_end_it_ends_when_all_are_served(monkeypatch):
+def test_after_a_stop_signal_all_requests_are_served(monkeypatch):
     from lengthwise.gateway import serve as door
 
     monkeypatch.setattr(door, "Gateway", gateway)
-    told: list[tuple[int, bytes]] = []
+    reported: list[tuple[int, bytes]] = []
 
     async def engine_and_client(port: int, engine: Scripted) -> None:
         status, _, body = await ask(port, BODY)
-        told.append((status, body))
+        reported.append((status, body))
 
     import threading
 
@@ -326,8 +329,8 @@ def test_told_to_end_it_ends_when_all_are_served(monkeypatch):
 
     serve(config_of(engine), ready=on_ready)
     thread.join(10)
-    assert told[0][0] == 200
-    assert told[0][1].endswith(b"data: [DONE]\n\n")
+    assert reported[0][0] == 200
+    assert reported[0][1].endswith(b"data: [DONE]\n\n")
     assert answer(encode("p 50"), 50)[1]
 
 
@@ -390,15 +393,15 @@ async def half_asked(port: int, sent: int) -> tuple[asyncio.StreamReader, asynci
     """A connection on which so many bytes of a request were sent, and the rest."""
     data = json.dumps(BODY).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    whole = head.encode() + b"\r\n\r\n" + data
+    complete = head.encode() + b"\r\n\r\n" + data
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(whole[: sent % len(whole)])
+    writer.write(complete[: sent % len(complete)])
     await writer.drain()
     await asyncio.sleep(0.05)  # it has been read there
-    return reader, writer, whole[sent % len(whole) :]
+    return reader, writer, complete[sent % len(complete) :]
 
 
-def test_a_request_whose_body_is_still_coming_when_the_end_is_told_is_served():
+def test_a_request_whose_body_is_incomplete_at_the_stop_signal_is_served():
     async def work() -> None:
         async with Scripted() as engine, gateway(config_of(engine)) as g:
             reader, writer, rest = await half_asked(g.port, -10)
@@ -406,8 +409,8 @@ def test_a_request_whose_body_is_still_coming_when_the_end_is_told_is_served():
             await asyncio.sleep(0.05)
             assert not drained.done()
             writer.write(rest)
-            told = await reader.readuntil(b"data: [DONE]\n\n")
-            assert told.startswith(b"HTTP/1.1 200")
+            reported = await reader.readuntil(b"data: [DONE]\n\n")
+            assert reported.startswith(b"HTTP/1.1 200")
             assert await drained
             writer.close()
 
@@ -415,7 +418,7 @@ def test_a_request_whose_body_is_still_coming_when_the_end_is_told_is_served():
 
 
 @pytest.mark.parametrize(("sent", "rest_comes"), [(-10, False), (30, True)])
-def test_a_request_that_is_not_there_in_time_gets_a_clean_503(sent, rest_comes):
+def test_a_request_that_misses_the_drain_deadline_gets_a_clean_503(sent, rest_comes):
     """Its body does not come any more; or it was still in its head when all others had ended."""
 
     async def work() -> None:
@@ -427,10 +430,10 @@ def test_a_request_that_is_not_there_in_time_gets_a_clean_503(sent, rest_comes):
                 await asyncio.sleep(0.05)
                 if rest_comes:
                     writer.write(rest)
-                told = await reader.read()
-                assert told.startswith(b"HTTP/1.1 503")
-                assert b"retry-after:" in told.lower()
-                assert b"draining" in told
+                reported = await reader.read()
+                assert reported.startswith(b"HTTP/1.1 503")
+                assert b"retry-after:" in reported.lower()
+                assert b"draining" in reported
                 await stopping
                 writer.close()
             assert not engine.seen

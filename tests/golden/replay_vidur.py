@@ -126,22 +126,22 @@ def compare(path: Path, engine: str = "kernel") -> Comparison:
     with gzip.open(path) as file:
         case = json.load(file)
     records = simulate(workload_of(case), deployment_of(case, path.parent), engine=engine)
-    theirs = sorted(case["requests"], key=lambda r: (r["arrived_at"], r["id"]))
+    reference = sorted(case["requests"], key=lambda r: (r["arrived_at"], r["id"]))
     return Comparison(
         path.name.removesuffix(".json.gz"),
         (int(records.totals.steps.sum()), case["summary"]["iterations"]),
         (int(records.requests.preemptions.sum()), case["summary"]["num_restarts_total"]),
         (int((records.requests.status == 0).sum()), case["summary"]["completed"]),
-        _error(records, "finished_s", [r["completed_at"] for r in theirs]),
-        _error(records, "scheduled_s", [r["scheduled_at"] for r in theirs]),
-        _error(records, "first_token_s", [r["prefill_completed_at"] for r in theirs]),
+        _error(records, "finished_s", [r["completed_at"] for r in reference]),
+        _error(records, "scheduled_s", [r["scheduled_at"] for r in reference]),
+        _error(records, "first_token_s", [r["prefill_completed_at"] for r in reference]),
     )
 
 
 def _error(records: Records, column: str, other: list[float]) -> float:
     """Largest relative error of a column of times; infinite where one never came."""
-    ours, expected = getattr(records.requests, column), np.array(other, dtype=float)
-    error = np.abs(ours - expected) / np.maximum(np.abs(expected), 1e-9)
+    own, expected = getattr(records.requests, column), np.array(other, dtype=float)
+    error = np.abs(own - expected) / np.maximum(np.abs(expected), 1e-9)
     return float(np.nan_to_num(error, nan=np.inf).max())
 
 

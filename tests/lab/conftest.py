@@ -78,14 +78,14 @@ class Cheating(Bench):
 
 
 def question(**changes: object) -> Question:
-    asked = Question(
+    requested = Question(
         policies=(Contestant("sjf", SJF),),
         predictors=("oracle", "noisy", "reversed"),
         loads=(2.0, 4.0),
         batch_sizes=(2,),
         seeds=4,
     )
-    return replace(asked, **changes)
+    return replace(requested, **changes)
 
 
 def answered(bench: Bench | None = None, **changes: object) -> LabTable:

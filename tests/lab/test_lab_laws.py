@@ -64,10 +64,15 @@ def test_the_same_question_gives_the_same_bytes_however_many_work_at_a_time(tabl
 
 
 def test_progress_counts_every_run_once(small) -> None:
-    told = []
-    lab(small.question(loads=(1.0,), seeds=2), small.Bench(20), progress=lambda *at: told.append(at), how="reference")
-    assert [done for done, _ in told] == list(range(len(told)))
-    assert {of for _, of in told} == {told[-1][0]}
+    reported = []
+    lab(
+        small.question(loads=(1.0,), seeds=2),
+        small.Bench(20),
+        progress=lambda *at: reported.append(at),
+        how="reference",
+    )
+    assert [done for done, _ in reported] == list(range(len(reported)))
+    assert {of for _, of in reported} == {reported[-1][0]}
 
 
 def test_loads_are_shares_of_what_saturates(small) -> None:
@@ -105,7 +110,9 @@ def test_a_single_seed_knows_no_interval(small) -> None:
 
 def test_waiting_counts_every_stay_in_the_queue(small) -> None:
     """Who is let in at once and made to leave again has waited, too."""
-    moving = Scheduler(rank="mlfq(quantum=2)", memory="paged_by_chunk", preemption="by_rank", window_tokens=1)
+    moving = Scheduler(
+        rank="mlfq(quantum=2)", memory="paged_by_chunk", preemption="by_rank", preemption_interval_steps=1
+    )
     bench = small.Bench()
     workload = at_rate(bench.requests(0, ""), 400.0)
     records = engine.simulate(workload, bench.deployment(moving, 2), engine="reference")
@@ -138,7 +145,7 @@ def test_pairing_narrows_the_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "states"),
     [
         ({"policies": ()}, "at least one of its policies"),
         ({"loads": ()}, "at least one of its loads"),
@@ -150,8 +157,8 @@ def test_pairing_narrows_the_interval() -> None:
         ({"policies": (Contestant("oracle", Scheduler(rank="sjf")),)}, "another name"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(changes, says, small) -> None:
-    with pytest.raises(InputError, match=says):
+def test_a_question_that_makes_no_sense_is_refused(changes, states, small) -> None:
+    with pytest.raises(InputError, match=states):
         small.question(**changes)
 
 

@@ -50,19 +50,19 @@ def test_worth_it_names_the_best_and_what_it_brings() -> None:
     assert "grows by 20 %" in found.description
 
 
-def test_what_knows_the_lengths_is_no_candidate_beside_what_can_be_had() -> None:
+def test_an_oracle_is_no_candidate_next_to_a_real_predictor() -> None:
     found = decision([*ends(), cell("sjf", "oracle", 0.5, 1.1), cell("sjf", "model", 0.9, 1.0)])
     assert found.best == "sjf (model)"
     assert decision([*ends(), cell("sjf", "oracle", 0.5, 1.1)]).best == "sjf (oracle)"
 
 
-def test_nobody_waits() -> None:
+def test_no_gain_without_a_queue() -> None:
     found = decision([*ends(full=0.001, gain=0.001, waiting=0.01), cell("sjf", "model", 0.7, 1.0)])
     assert (found.is_improvement, found.reason) == (False, "no queue")
     assert "Everything fits the batch" in found.description
 
 
-def test_a_gain_whose_interval_holds_none_is_none() -> None:
+def test_a_gain_whose_interval_contains_zero_is_none() -> None:
     found = decision([*ends(), cell("sjf", "model", 0.9, 1.0, half=0.2)])
     assert (found.is_improvement, found.reason) == (False, "no gain")
     assert "changes mean JCT by -10.0 ± 20.0 %" in found.description
@@ -80,7 +80,7 @@ def test_a_smaller_gain_with_a_bearable_tail_wins_over_a_larger_one_without() ->
     assert (found.is_improvement, found.best) == (True, "aged (model)")
 
 
-def test_who_waits_for_memory_alone_has_a_queue(small) -> None:
+def test_requests_that_wait_for_memory_alone_form_a_queue(small) -> None:
     """Constant outputs, seats for all, memory for few: perfect lengths bring nothing, but requests wait."""
     found = decision([*ends(full=0.0, gain=0.0, waiting=0.64), cell("sjf", "model", 1, 1)])
     assert (found.is_improvement, found.reason) == (False, "lengths alike")
@@ -127,7 +127,7 @@ def test_an_overload_with_known_lengths_is_worth_it(small) -> None:
     assert made.answer[0].startswith("Worth it at every load and batch size.")
 
 
-def test_verdicts_that_end_alike_are_told_together() -> None:
+def test_similar_verdicts_are_reported_together() -> None:
     good = decision([*ends(), cell("sjf", "model", 0.7, 1.1)])
     idle = decision(ends(full=0.0, gain=0.0, waiting=0.01))
     lines = answer((good, idle), LoadUnit.CAPACITY)

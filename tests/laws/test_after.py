@@ -64,7 +64,7 @@ def test_a_request_is_sent_when_its_time_has_come_and_all_before_it_have_finishe
 
 @LAW
 @given(workloads(), deployments())
-def test_who_comes_after_nobody_changes_nothing(workload, deployment):
+def test_empty_dependencies_change_nothing(workload, deployment):
     assume(workload.concurrency is None)
     plain = dataclasses.replace(workload, after=None)
     nobody = After(np.zeros(len(workload) + 1, np.int64), np.zeros(0, np.int64))
@@ -86,7 +86,7 @@ def test_a_chain_takes_what_its_requests_take_one_after_another(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_chains_as_many_as_seats_are_rounds_of_a_batch(engine):
+def test_as_many_chains_as_slots_run_as_rounds_of_a_batch(engine):
     """Equal chains run side by side: each round is a batch of its own, as long as the first one."""
     deployment = one_replica()
     rounds, side = 5, 6
@@ -111,7 +111,7 @@ def test_all_behind_a_request_that_cannot_run_are_refused_with_it(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_long_chain_behind_a_request_that_cannot_run_is_refused_whole(engine):
+def test_a_long_chain_behind_an_unservable_request_is_refused_completely(engine):
     n = 5000
     deployment = one_replica()
     prompt = np.full(n, 5)
@@ -152,12 +152,12 @@ def test_all_requests_of_chains_count_however_they_stand_in_the_columns():
         ([0, 0, 0, 0], [], "as many requests as the workload"),
     ],
 )
-def test_what_cannot_be_waited_for_is_told(start, parent, report):
+def test_invalid_dependencies_are_reported(start, parent, report):
     with pytest.raises(InputError, match=report):
         Workload(np.zeros(2), np.ones(2), np.ones(2), after=After(np.array(start), np.array(parent, np.int64)))
 
 
-def test_what_has_no_place_for_it_says_so(tmp_path):
+def test_dependent_requests_are_refused_if_unsupported(tmp_path):
     from lengthwise.measure import LoadSettings
     from lengthwise.workload import write
 
@@ -171,6 +171,6 @@ def test_what_has_no_place_for_it_says_so(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_closed_loop_has_nobody_who_comes_after_another():
+def test_a_closed_loop_cannot_have_dependent_requests():
     with pytest.raises(InputError, match="closed loop"):
         Workload(np.zeros(2), np.ones(2), np.ones(2), concurrency=1, after=After(np.zeros(3), np.zeros(0)))

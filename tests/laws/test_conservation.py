@@ -79,7 +79,7 @@ def test_computed_tokens_are_those_of_the_steps(workload, deployment):
 
 @LAW
 @given(workloads(), deployments())
-def test_blocks_held_stay_between_nothing_and_all(workload, deployment):
+def test_blocks_in_use_stay_between_zero_and_all(workload, deployment):
     records = run(workload, deployment)
     steps, kv = records.steps, deployment.kv
     assert (steps.kv_blocks >= np.minimum(1, steps.decode_seqs + steps.prefill_seqs)).all()

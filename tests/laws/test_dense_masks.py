@@ -36,8 +36,8 @@ def test_every_query_pays_for_the_keys_of_all_other_sequences(rule, decodes, eac
     pairs = sum(
         queries * keys for i, (queries, _) in enumerate(sequences) for j, (_, keys) in enumerate(sequences) if i != j
     )
-    told = more_s(rule, decodes, decodes * each, prompts)
-    assert np.isclose(told, 4 * MASKED_S * pairs, rtol=1e-9, atol=1e-12)
+    reported = more_s(rule, decodes, decodes * each, prompts)
+    assert np.isclose(reported, 4 * MASKED_S * pairs, rtol=1e-9, atol=1e-12)
 
 
 @given(RULES, st.integers(1, 12), st.integers(1, 400), PROMPTS)

@@ -40,7 +40,7 @@ def blind_to_waiting(deployment):
 
 @LAW
 @given(workloads(), deployments(), st.sampled_from([1e-3, 0.125, 3.0]))
-def test_a_pure_delay_moves_an_open_loop_as_a_whole(workload, deployment, delay_s):
+def test_a_pure_delay_shifts_an_open_loop_uniformly(workload, deployment, delay_s):
     """TTFT behind a pure delay is TTFT without, plus the delay, whatever the scheduler."""
     assume(workload.concurrency is None)
     workload = dataclasses.replace(workload, after=None)

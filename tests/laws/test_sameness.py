@@ -82,7 +82,7 @@ def test_no_policy_is_given_the_true_output(axis):
 @pytest.mark.slow
 @LAW
 @given(workloads(), deployments(), st.integers(0, 2**32 - 1))
-def test_predictions_nobody_asks_for_change_nothing(workload, deployment, seed):
+def test_unused_predictions_change_nothing(workload, deployment, seed):
     assume(not any(uses(deployment, argument) for argument in (*PREDICTED, "service_tokens", "tokens")))
     predicted = np.random.default_rng(seed).uniform(0, 500, len(workload))
     other = dataclasses.replace(workload, predicted_tokens=predicted, predictions=None)

@@ -86,8 +86,8 @@ def test_time_has_no_scale(workload, deployment, factor):
 
 @LAW
 @given(workloads(), deployments(), st.integers(1, 4))
-def test_another_server_delays_nobody(workload, deployment, replicas):
-    assume(workload.concurrency is None)
+def test_another_server_delays_no_request(workload, deployment, replicas):
+    assume(workload.concurrency is None and workload.after is None)
     few = run(workload, one_at_a_time(deployment, replicas)).requests
     many = run(workload, one_at_a_time(deployment, replicas + 1)).requests
     for column in ("scheduled_s", "first_token_s", "finished_s"):
@@ -96,8 +96,8 @@ def test_another_server_delays_nobody(workload, deployment, replicas):
 
 @LAW
 @given(workloads(), deployments(), st.integers(1, 3), st.sampled_from([0.5, 0.125]))
-def test_faster_servers_delay_nobody(workload, deployment, replicas, factor):
-    assume(workload.concurrency is None)
+def test_faster_servers_delay_no_request(workload, deployment, replicas, factor):
+    assume(workload.concurrency is None and workload.after is None)
     slow = one_at_a_time(deployment, replicas)
     a, b = run(workload, slow).requests, run(workload, slower(slow, factor)).requests
     for column in ("scheduled_s", "first_token_s", "finished_s"):
@@ -108,7 +108,7 @@ def test_faster_servers_delay_nobody(workload, deployment, replicas, factor):
 @given(workloads(), deployments())
 def test_more_of_one_kind_of_request_is_no_less_work(workload, deployment):
     """One server, one request at a time: a longer output ends no request sooner."""
-    assume(workload.concurrency is None)
+    assume(workload.concurrency is None and workload.after is None)
     single = one_at_a_time(deployment, 1)
     longer = dataclasses.replace(workload, output_tokens=workload.output_tokens + 1)
     a, b = run(workload, single).requests, run(longer, single).requests

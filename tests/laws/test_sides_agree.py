@@ -11,7 +11,7 @@ from worlds import workloads
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(workloads(), disaggregated(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
-def test_kernel_and_reference_agree_where_decoding_is_apart(workload, deployment, time_limit_s, seed):
+def test_kernel_and_reference_agree_with_disaggregated_decoding(workload, deployment, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     reference = outcome("reference", workload, deployment, **options)
     kernel = outcome("kernel", workload, deployment, **options)

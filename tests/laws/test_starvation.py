@@ -30,7 +30,7 @@ class Bounded(Doorkeeper):
 
 @LAW
 @given(misled(), served(**BOUNDED))
-def test_nobody_passes_who_has_waited_too_long(workload, deployment):
+def test_no_request_passes_an_overdue_request(workload, deployment):
     keeper = observe(Bounded, workload, deployment)
     for own in keeper.admitted:
         came_before = {other.index for other in own.passed_by}
@@ -41,7 +41,7 @@ def test_nobody_passes_who_has_waited_too_long(workload, deployment):
 
 @LAW
 @given(misled(), served(**BOUNDED), st.sampled_from(["kernel", "reference"]))
-def test_a_wait_ends_when_those_before_it_have_ended(workload, deployment, engine):
+def test_an_overdue_wait_ends_when_earlier_requests_have_finished(workload, deployment, engine):
     """After ``max_wait_s`` only those who ran or had come before keep a request waiting."""
     assume(deployment.limits.timeout_s == INFINITY)
     records = run(workload, deployment, engine=engine)
@@ -87,13 +87,13 @@ class AgedGittins(Aged):
 
 @HALF
 @given(misled(), served(rank="aged(weight=30)", **UNBOUNDED))
-def test_aged_is_passed_only_by_who_came_soon_after(workload, deployment):
+def test_aged_is_passed_only_by_requests_that_arrive_soon_after(workload, deployment):
     observe(Aged, workload, deployment)
 
 
 @HALF
 @given(misled(), served(rank="aged_gittins(weight=5)", **UNBOUNDED))
-def test_aged_gittins_is_passed_only_by_who_came_soon_after(workload, deployment):
+def test_aged_gittins_is_passed_only_by_requests_that_arrive_soon_after(workload, deployment):
     observe(AgedGittins, workload, deployment)
 
 
@@ -108,7 +108,7 @@ class ResponseRatio(Doorkeeper):
 
 @HALF
 @given(misled(), served(rank="hrrn", **UNBOUNDED))
-def test_a_response_ratio_is_passed_only_by_who_has_waited_too(workload, deployment):
+def test_response_ratio_is_passed_only_by_requests_that_have_waited_too(workload, deployment):
     observe(ResponseRatio, workload, deployment)
 
 
@@ -167,7 +167,7 @@ class Batches(Doorkeeper):
         ]
     ),
 )
-def test_orders_of_arrival_pass_nobody(workload, deployment, chosen):
+def test_arrival_orders_let_no_request_overtake(workload, deployment, chosen):
     rank, kind = chosen
     scheduler = dataclasses.replace(deployment.scheduler, rank=rank)
     observe(kind, workload, dataclasses.replace(deployment, scheduler=scheduler))
@@ -236,7 +236,7 @@ class Binned(Doorkeeper):
 
 @HALF
 @given(misled(), served(binning=["one", "bins(boundaries=[5.0, 50.0])"], batch_wait_s=[0.0, 0.01, 0.1, INFINITY]))
-def test_no_bin_keeps_a_request_too_long(workload, deployment):
+def test_no_bin_delays_a_request_too_long(workload, deployment):
     keeper = observe(Binned, workload, deployment)
     assert not any(waiting for queue in keeper.queues for waiting in queue.bins)
 
@@ -253,7 +253,7 @@ OWN_BOUND = {
 }
 SHORTER = 1 / 6000
 """The worlds here last for seconds: 300 s become 50 ms (time has no scale, law 15)."""
-OURS = sorted(name for name in named() if not name.startswith("vidur"))
+OWN = sorted(name for name in named() if not name.startswith("vidur"))
 
 
 @pytest.mark.parametrize("name", sorted(named()))
@@ -265,7 +265,7 @@ def test_every_named_scheduler_has_a_bound_out_of_the_box(name):
 
 
 @HALF
-@given(misled(), served(router="central"), st.sampled_from(OURS))
+@given(misled(), served(router="central"), st.sampled_from(OWN))
 def test_the_bound_of_every_named_scheduler_holds(workload, deployment, name):
     """Its longest wait where it brings one along, else that of its rank (vtc: for one queue of tenants)."""
     chosen = named()[name]
@@ -292,7 +292,7 @@ def test_a_window_ends_after_fifty_steps(workload, deployment):
     observe(Windows, workload, deployment)
 
 
-class Seats(Doorkeeper):
+class Slots(Doorkeeper):
     """By rank: nobody who has had a token keeps a seat from who ranks better, once preemptions were looked for."""
 
     def _preempt(self, rep, step):
@@ -311,8 +311,8 @@ class Seats(Doorkeeper):
 
 @HALF
 @given(misled(), served(rank=RANKS, preemption="by_rank", max_wait_s=[INFINITY, 0.05]))
-def test_by_rank_leaves_no_seat_to_who_ranks_worse(workload, deployment):
-    observe(Seats, workload, deployment)
+def test_by_rank_leaves_no_slot_to_a_worse_ranked_request(workload, deployment):
+    observe(Slots, workload, deployment)
 
 
 @HALF

@@ -47,9 +47,9 @@ def test_no_more_sequences_are_resident_than_allowed(workload, deployment):
     r = run(workload, deployment).requests
     stayed = (r.preemptions == 0) & ~np.isnan(r.finished_s)
     for replica in range(deployment.parallel.replicas):
-        mine = stayed & (r.replica == replica)
-        came_s, left_s = np.sort(r.scheduled_s[mine]), np.sort(r.finished_s[mine])
-        num_running = np.arange(1, mine.sum() + 1) - np.searchsorted(left_s, came_s, side="right")
+        own = stayed & (r.replica == replica)
+        came_s, left_s = np.sort(r.scheduled_s[own]), np.sort(r.finished_s[own])
+        num_running = np.arange(1, own.sum() + 1) - np.searchsorted(left_s, came_s, side="right")
         assert (num_running <= deployment.limits.max_num_seqs).all()
 
 
@@ -63,7 +63,7 @@ def test_chunks_keep_to_the_token_budget(workload, deployment, batching):
 
 @LAW
 @given(workloads(), deployments(), st.sampled_from(["static", "prefill_first", "vidur_vllm", *PHASES]))
-def test_decodes_wait_for_prompts_where_the_policy_says_so(workload, deployment, batching):
+def test_decodes_wait_for_prompts_where_the_policy_requires_it(workload, deployment, batching):
     steps = run(workload, with_batching(deployment, batching)).steps
     assert (np.minimum(steps.decode_seqs, steps.prefill_seqs) == 0).all()
 

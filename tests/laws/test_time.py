@@ -103,7 +103,7 @@ def test_first_come_first_served_never_overtakes(workload, deployment, rank):
 
 @LAW
 @given(workloads(), deployments())
-def test_waiting_is_told_whole(workload, deployment):
+def test_all_waiting_time_is_reported(workload, deployment):
     r = run(workload, deployment).requests
     done = r.status == Status.FINISHED
     first_wait_s = (r.scheduled_s - r.arrival_s)[done]

@@ -129,7 +129,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
         "binning": draw(st.sampled_from([None, None, None, "one", "bins(boundaries=[5.0, 50.0])"])),
         "max_wait_s": draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
         "batch_wait_s": draw(st.sampled_from([INFINITY, 0.0, 0.1])),
-        "window_tokens": draw(st.sampled_from([1, 4, 50])),
+        "preemption_interval_steps": draw(st.sampled_from([1, 4, 50])),
     }
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(named())))

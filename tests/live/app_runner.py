@@ -68,13 +68,13 @@ def main(folder: Path, commands: dict[str, str]) -> int:
     )
     place = RunFolder(folder)
     with place.taken(resume=True) as ledger:
-        ended = run_on_engines(job, ledger, launcher)
-        told = export(ledger, job.layout, folder / "out", ids=lambda row: str(expanded.ids[row]))
-    counts = {state.name: 0 for *_, state in ended.counts}
-    for (*_, state), count in ended.counts.items():
+        finished = run_on_engines(job, ledger, launcher)
+        reported = export(ledger, job.layout, folder / "out", ids=lambda row: str(expanded.ids[row]))
+    counts = {state.name: 0 for *_, state in finished.counts}
+    for (*_, state), count in finished.counts.items():
         counts[state.name] += count
-    print(json.dumps({"how": ended.how, "counts": counts, "files": dict(told.files)}), flush=True)
-    return int(ended.exit_code)
+    print(json.dumps({"how": finished.how, "counts": counts, "files": dict(reported.files)}), flush=True)
+    return int(finished.exit_code)
 
 
 if __name__ == "__main__":

@@ -53,13 +53,15 @@ async def _serve(prefill_url: str, decode_url: str, ready: Future) -> None:
                     await answer.write(piece)
                 return answer
 
-        async def asked(request: web.Request) -> web.Response:
-            async with session.get(decode_url + request.path_qs) as told:
-                return web.Response(status=told.status, body=await told.read(), content_type=told.content_type)
+        async def requested(request: web.Request) -> web.Response:
+            async with session.get(decode_url + request.path_qs) as reported:
+                return web.Response(
+                    status=reported.status, body=await reported.read(), content_type=reported.content_type
+                )
 
         app = web.Application(client_max_size=1 << 24)
         app.router.add_post("/v1/completions", completions)
-        app.router.add_get("/{path:.*}", asked)
+        app.router.add_get("/{path:.*}", requested)
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

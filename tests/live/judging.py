@@ -69,7 +69,7 @@ def out_of_order(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
 def drift(learnt: Iterations, report: Iterations, max_num_seqs: int) -> float:
     """How much faster or slower the machine did the very same steps in one log than in the other, relative.
 
-    Of steps of as many decodes and no prompt, up to ``seats``, the medians; over these steps the median.
+    Of steps of as many decodes and no prompt, up to ``max_num_seqs``, the medians; over these steps the median.
     """
     off = []
     for decodes in range(1, max_num_seqs + 1):
@@ -91,31 +91,27 @@ def seen_steps(runs: Sequence[Measured]) -> Iterations:
     return Iterations(**column, kv_share=np.full(len(seconds), np.nan), seconds=seconds, steps=once)
 
 
-def judged(
-    errors: Errors, disaggregated: Errors, each: str, metrics: Sequence[str] = METRICS
-) -> tuple[list[str], list[str]]:
+def judged(errors: Errors, spreads: Errors, each: str, metrics: Sequence[str] = METRICS) -> tuple[list[str], list[str]]:
     """What is too far off, and what was too noisy to tell, in words.
 
     Args:
         errors: By load and metric: simulated against the median of the measured repeats, relative.
-        apart: By load and metric: how far repeats lie from their median, and the machine's drift.
+        spreads: By load and metric: how far repeats lie from their median, and the machine's drift.
         each: The load of which every metric is judged by itself; of all together the median is.
         metrics: Those that are judged.
     """
     wrong, noisy = [], []
     for metric in metrics:
-        cases = {each: (abs(errors[each][metric]), disaggregated[each][metric])}
+        cases = {each: (abs(errors[each][metric]), spreads[each][metric])}
         if metric in OVER_LOADS:
-            error, spread = (
-                statistics.median(abs(of[load][metric]) for load in errors) for of in (errors, disaggregated)
-            )
+            error, spread = (statistics.median(abs(of[load][metric]) for load in errors) for of in (errors, spreads))
             cases["the median load"] = (error, spread)
         for name, (error, spread) in cases.items():
-            told = f"{metric} of {name}: {error:.0%} off, repeats {spread:.0%} apart"
+            reported = f"{metric} of {name}: {error:.0%} off, repeats {spread:.0%} apart"
             if spread > TOO_NOISY:
-                noisy.append(told)
+                noisy.append(reported)
             elif error > min(MOST, WITHIN + spread):
-                wrong.append(told)
+                wrong.append(reported)
     return wrong, noisy
 
 
@@ -124,5 +120,5 @@ def of_median_repeat(errors: Errors, runs: Sequence[Run], metric: str) -> float:
     import _circle
 
     real = [_circle.quantiles(run.measured.records)[metric] for run in runs]
-    said = [(1 + errors[run.name][metric]) * seconds for run, seconds in zip(runs, real, strict=True)]
-    return statistics.median(said) / statistics.median(real) - 1
+    message = [(1 + errors[run.name][metric]) * seconds for run, seconds in zip(runs, real, strict=True)]
+    return statistics.median(message) / statistics.median(real) - 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+HELD_OUT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 PLUGIN = ("--scheduler-cls", "lengthwise.gateway.plugin.LengthScheduler")
 
 
@@ -89,7 +89,7 @@ def burst(url: str, jobs: list[Job], *, head: tuple[Job, ...] = (), head_s: floa
 
 
 async def bursting(
-    url: str, jobs: list[Job], head: tuple[Job, ...] = (), *, max_num_seqs: Seats | None = None, head_s: float = 0.0
+    url: str, jobs: list[Job], head: tuple[Job, ...] = (), *, max_num_seqs: Slots | None = None, head_s: float = 0.0
 ) -> Burst:
     """The same in a loop.
 
@@ -111,7 +111,7 @@ async def bursting(
         out.seconds[job.name] = time.monotonic() - start_s
         out.texts[job.name] = json.loads(text)["choices"][0]["text"]
 
-    async def there(sent: int) -> None:
+    async def present(sent: int) -> None:
         await holding(
             max_num_seqs.url if max_num_seqs else url,
             lambda: sent - len(out.finished) + (max_num_seqs.jobs if max_num_seqs else 0),
@@ -122,13 +122,13 @@ async def bursting(
         for job in head:
             tasks.create_task(one(session, job))
         if head:
-            await there(len(head))
+            await present(len(head))
             await asyncio.sleep(head_s)
         for job in jobs:
             tasks.create_task(one(session, job))
             await asyncio.sleep(0)
         if max_num_seqs:
-            await there(len(head) + len(jobs))
+            await present(len(head) + len(jobs))
             max_num_seqs.free.set()
     return out
 
@@ -140,12 +140,12 @@ async def holding(url: str, requests: Callable[[], int]) -> None:
         TimeoutError: It did not within 30 s.
     """
     async with asyncio.timeout(30.0):
-        while sum(await asyncio.to_thread(metrics, url, HELD)) < requests():  # noqa: ASYNC110 - the engine is asked
+        while sum(await asyncio.to_thread(metrics, url, HELD_OUT)) < requests():  # noqa: ASYNC110 - the engine is asked
             await asyncio.sleep(0.05)
 
 
 @dataclass
-class Seats:
+class Slots:
     """All seats of an engine, taken for as long as is wished by requests that nobody passes.
 
     Attributes:
@@ -160,9 +160,9 @@ class Seats:
 
 
 @contextlib.asynccontextmanager
-async def taken(url: str, max_num_seqs: int, tokens: int, report: dict[str, Any]) -> AsyncIterator[Seats]:
+async def taken(url: str, max_num_seqs: int, tokens: int, report: dict[str, Any]) -> AsyncIterator[Slots]:
     """Takes all seats; ``told`` puts who takes them before everybody else."""
-    out = Seats(url, 2 * max_num_seqs)
+    out = Slots(url, 2 * max_num_seqs)
 
     async def one(k: int) -> None:
         for turn in itertools.count():
@@ -187,8 +187,8 @@ def metrics(url: str, names: tuple[str, ...]) -> list[float]:
     """The sums of some of them, at one moment."""
     import urllib.request
 
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as told:
-        lines = told.read().decode().splitlines()
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reported:
+        lines = reported.read().decode().splitlines()
     return [
         sum(float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " "))) for name in names
     ]

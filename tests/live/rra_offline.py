@@ -14,9 +14,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 import vllm
 from vllm import LLM, SamplingParams, TokensPrompt
 
-ASKED = json.loads(sys.argv[2])
-if "version" in ASKED:
-    vllm.__version__ = ASKED["version"]
+REQUESTED = json.loads(sys.argv[2])
+if "version" in REQUESTED:
+    vllm.__version__ = REQUESTED["version"]
 
 
 def main(model):
@@ -27,7 +27,7 @@ def main(model):
         max_model_len=512,
         block_size=32,
         disable_log_stats=False,
-        **ASKED["engine"],
+        **REQUESTED["engine"],
     )
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
     steps, plain = [], scheduler.schedule
@@ -38,27 +38,27 @@ def main(model):
             for one in scheduler.running
             if not one.is_prefill_chunk and one.num_computed_tokens >= one.num_prompt_tokens
         }
-        told = plain(*args, **named)
-        tokens = told.num_scheduled_tokens
+        reported = plain(*args, **named)
+        tokens = reported.num_scheduled_tokens
         decodes = sum(name in decoding for name in tokens)
         if tokens:
             steps.append([sum(n for name, n in tokens.items() if name not in decoding), decodes])
-        return told
+        return reported
 
     scheduler.schedule = watched
-    prompts = [TokensPrompt(prompt_token_ids=ids) for ids in ASKED["prompts"]]
+    prompts = [TokensPrompt(prompt_token_ids=ids) for ids in REQUESTED["prompts"]]
     wanted = [
         # Without the penalty random weights repeat one token for ever, and any mistake would look the same.
         SamplingParams(temperature=0, ignore_eos=True, max_tokens=n, frequency_penalty=2.0)
-        for n in ASKED["lengths"]
+        for n in REQUESTED["lengths"]
     ]
-    told = engine.generate(prompts, wanted, use_tqdm=False)
+    reported = engine.generate(prompts, wanted, use_tqdm=False)
     rules = getattr(scheduler, "lengthwise", None)
     metrics = {one.name: getattr(one, "value", None) for one in engine.get_metrics()}
     print(
         json.dumps(
             {
-                "outputs": [list(one.outputs[0].token_ids) for one in told],
+                "outputs": [list(one.outputs[0].token_ids) for one in reported],
                 "steps": steps,
                 "phases": [asdict(one) for one in rules.tracker.phases] if rules is not None else None,
                 "preemptions": metrics.get("vllm:num_preemptions"),

@@ -23,7 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from lengthwise.gateway.plugin import LengthScheduler
 
-BLOCK, BLOCKS, SEATS, LENGTH = 16, 24, 4, 256
+BLOCK, BLOCKS, SLOTS, LENGTH = 16, 24, 4, 256
 FIRST = 1000
 
 
@@ -31,7 +31,7 @@ def scheduler(model, asynchronous, kind=LengthScheduler, policy="fcfs", **settin
     config = VllmConfig(
         model_config=ModelConfig(model=model, dtype="float32", max_model_len=LENGTH, seed=0),
         scheduler_config=SchedulerConfig(
-            max_num_seqs=SEATS,
+            max_num_seqs=SLOTS,
             max_num_batched_tokens=64,
             max_model_len=LENGTH,
             enable_chunked_prefill=True,
@@ -98,7 +98,7 @@ def world(model, asynchronous, seed, **settings):
     assert made.lengthwise is not None
     hasher, depth = get_request_block_hasher(BLOCK, sha256), 2 if asynchronous else 1
     coming = deque(request(f"r{k}", random_.randint(5, 90), random_.choice([3, 8, 40, 120]), hasher) for k in range(40))
-    everyone, aborted, flying, ended = {one.request_id: one for one in coming}, set(), deque(), []
+    everyone, aborted, flying, finished = {one.request_id: one for one in coming}, set(), deque(), []
     for step in range(6000):
         if coming and step % 6 == 0:
             made.add_request(coming.popleft())
@@ -106,24 +106,24 @@ def world(model, asynchronous, seed, **settings):
             name = random_.choice(sorted(made.requests))
             made.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             aborted.add(name)
-        told = made.schedule()
-        flying.append((told, worker.run(told)))
+        reported = made.schedule()
+        flying.append((reported, worker.run(reported)))
         if len(flying) >= depth:
             for outputs in made.update_from_output(*flying.popleft()).values():
-                ended += [one.request_id for one in outputs.outputs if one.finish_reason is not None]
+                finished += [one.request_id for one in outputs.outputs if one.finish_reason is not None]
         if not coming and not made.requests:
             break
-    whole = {
+    complete = {
         name: list(one.output_token_ids) == list(range(FIRST, FIRST + one.max_tokens))
         for name, one in everyone.items()
         if name not in aborted
     }
     return {
         "ordered": made.lengthwise is not None,
-        "wrong": sorted(name for name, right in whole.items() if not right),
+        "wrong": sorted(name for name, right in complete.items() if not right),
         "unfinished": sorted(made.requests),
-        "finished": len(set(ended) - aborted),
-        "expected": len(whole),
+        "finished": len(set(finished) - aborted),
+        "expected": len(complete),
         "preemptions": sum(one.num_preemptions for one in everyone.values()),
         "cuts": sum(one.preemptions for one in made.lengthwise.registry._entries.values()) if made.lengthwise else 0,
         "free_blocks": made.kv_cache_manager.block_pool.get_num_free_blocks(),

@@ -40,17 +40,17 @@ def world(model, asynchronous, policy, seed, *, tight, **settings):
             made.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             aborted.add(name)
         decoding = {one.request_id for one in made.running if not one.is_prefill_chunk}
-        told = made.schedule()
-        kinds = {name in decoding for name in told.num_scheduled_tokens}
+        reported = made.schedule()
+        kinds = {name in decoding for name in reported.num_scheduled_tokens}
         mixed += len(kinds) > 1
-        flying.append((told, worker.run(told)))
+        flying.append((reported, worker.run(reported)))
         if len(flying) >= depth:
             made.update_from_output(*flying.popleft())
         if not coming and not made.requests:
             break
     while flying:
         made.update_from_output(*flying.popleft())
-    whole = {
+    complete = {
         name: list(one.output_token_ids) == list(range(FIRST, FIRST + one.max_tokens))
         for name, one in everyone.items()
         if name not in aborted
@@ -58,9 +58,9 @@ def world(model, asynchronous, policy, seed, *, tight, **settings):
     phases = list(made.lengthwise.tracker.phases) if made.lengthwise else []
     return {
         "satisfied": made.lengthwise is not None,
-        "wrong": sorted(name for name, right in whole.items() if not right),
+        "wrong": sorted(name for name, right in complete.items() if not right),
         "unfinished": sorted(made.requests),
-        "expected": len(whole),
+        "expected": len(complete),
         "mixed": mixed,
         "phases": [[one.admitted, one.decode_steps, one.decode_batch] for one in phases],
         "preemptions": sum(one.num_preemptions for one in everyone.values()),

@@ -43,13 +43,13 @@ def environment(folder):
     return {**os.environ, **_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
 
 
-def begun(folder, commands):
+def started(folder, commands):
     folder.mkdir(exist_ok=True)
     words = [sys.executable, str(RUNNER), str(folder), str(commands)]
     return subprocess.Popen(words, env=environment(folder.parent), stdout=subprocess.PIPE, text=True)
 
 
-def ended(process):
+def finished(process):
     out, _ = process.communicate(timeout=400)
     return process.returncode, json.loads(out.splitlines()[-1])
 
@@ -69,17 +69,17 @@ def until_done(folder, count, process):
 
 def engines_of(commands):
     """Engines of these models that run."""
-    told = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in told.splitlines() if str(commands.parent) in line and "app_runner" not in line]
+    reported = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in reported.splitlines() if str(commands.parent) in line and "app_runner" not in line]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, commands):
     folder = tmp_path_factory.mktemp("apps") / "undisturbed"
-    code, told = ended(begun(folder, commands))
+    code, reported = finished(started(folder, commands))
     assert code == 0
-    assert told["counts"] == {"DONE": 12 + 4 * 6}
-    return told["files"], (folder / "out" / "outputs.jsonl").read_bytes()
+    assert reported["counts"] == {"DONE": 12 + 4 * 6}
+    return reported["files"], (folder / "out" / "outputs.jsonl").read_bytes()
 
 
 def test_all_tasks_are_answered_in_the_order_of_the_inputs(undisturbed):
@@ -92,7 +92,7 @@ def test_all_tasks_are_answered_in_the_order_of_the_inputs(undisturbed):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_run_that_was_stopped_half_way_ends_with_the_same_bytes(tmp_path, commands, undisturbed, number, code):
     folder = tmp_path / "run"
-    process = begun(folder, commands)
+    process = started(folder, commands)
     until_done(folder, 9, process)
     process.send_signal(number)
     process.communicate(timeout=120)
@@ -101,9 +101,9 @@ def test_a_run_that_was_stopped_half_way_ends_with_the_same_bytes(tmp_path, comm
     while engines_of(commands) and time.monotonic() < end:
         time.sleep(0.2)
     assert not engines_of(commands), "engines outlive their coordinator"
-    last, told = ended(begun(folder, commands))
+    last, reported = finished(started(folder, commands))
     assert last == 0
-    assert told["files"] == undisturbed[0]
+    assert reported["files"] == undisturbed[0]
     written = (folder / "out" / "outputs.jsonl").read_bytes()
     assert written == undisturbed[1]
-    assert hashlib.sha256(written).hexdigest() == told["files"]["outputs.jsonl"]
+    assert hashlib.sha256(written).hexdigest() == reported["files"]["outputs.jsonl"]

@@ -70,13 +70,13 @@ def urls(tmp_path_factory, weights):
 
 def command(verb, name, *sets):
     """The command line, for the models that the example has."""
-    mine = {model.name for model in load_app(example(name)).app.models}
-    used = [text for some in sets for model, text in some.items() if model in mine]
+    own = {model.name for model in load_app(example(name)).app.models}
+    used = [text for some in sets for model, text in some.items() if model in own]
     changes = [word for text in used for word in ("--set", text)]
     return [sys.executable, "-m", "lengthwise.cli", "app", verb, str(example(name)), *changes]
 
 
-def ended(words):
+def finished(words):
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -112,7 +112,7 @@ def undisturbed(tmp_path_factory, weights, urls):
     def of(name):
         if name not in known:
             folder = tmp_path_factory.mktemp("undisturbed") / name
-            ended([*command("run", name, weights, urls), "--launcher", "static", "--out", str(folder)])
+            finished([*command("run", name, weights, urls), "--launcher", "static", "--out", str(folder)])
             known[name] = (folder / "outputs.jsonl").read_bytes()
         return known[name]
 
@@ -121,23 +121,23 @@ def undisturbed(tmp_path_factory, weights, urls):
 
 @pytest.mark.parametrize("name", TINY)
 def test_an_example_that_was_killed_goes_on_and_ends_with_the_same_bytes(tmp_path, weights, urls, undisturbed, name):
-    ended([*command("plan", name, weights), "--no-what-if", "--json", str(tmp_path / "plan.json"), "--quiet"])
+    finished([*command("plan", name, weights), "--no-what-if", "--json", str(tmp_path / "plan.json"), "--quiet"])
     assert read_plan(tmp_path / "plan.json").stages
-    whole = undisturbed(name)
-    lines = [json.loads(line) for line in whole.splitlines()]
+    complete = undisturbed(name)
+    lines = [json.loads(line) for line in complete.splitlines()]
     assert all(one["output_tokens"] > 0 for one in lines)
     words = [*command("run", name, weights, urls), "--launcher", "static", "--out", str(tmp_path / "run")]
     killed_half_way(words, tmp_path / "run", len(lines) // 4)
-    ended([*words, "--resume"])
-    assert (tmp_path / "run" / "outputs.jsonl").read_bytes() == whole
+    finished([*words, "--resume"])
+    assert (tmp_path / "run" / "outputs.jsonl").read_bytes() == complete
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["how"] == "done"
 
 
 def test_on_the_plans_own_engines_it_is_the_same(tmp_path, weights, undisturbed):
     plan, folder = tmp_path / "plan.json", tmp_path / "run"
-    ended([*command("plan", LOCAL, weights), "--no-what-if", "--json", str(plan), "--quiet"])
+    finished([*command("plan", LOCAL, weights), "--no-what-if", "--json", str(plan), "--quiet"])
     words = [*command("run", LOCAL, weights), "--plan", str(plan), "--out", str(folder)]
     killed_half_way(words, folder, 4)
-    ended([*words, "--resume"])
+    finished([*words, "--resume"])
     assert (folder / "outputs.jsonl").read_bytes() == undisturbed(LOCAL)
     assert sorted(path.name.split("-")[0] for path in (folder / "logs").glob("*.log"))

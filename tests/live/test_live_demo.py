@@ -43,7 +43,7 @@ def processes() -> dict[int, tuple[int, int]]:
     return found
 
 
-def heard(stream: bytes) -> tuple[str, int]:
+def received(stream: bytes) -> tuple[str, int]:
     """(text, output tokens) of an answer that was streamed."""
     lines = (line.removeprefix("data: ") for line in stream.decode().splitlines() if line)
     parts = [json.loads(line) for line in lines if line != "[DONE]"]
@@ -75,10 +75,10 @@ def short(monkeypatch, tmp_path):
         return sides
 
     async def keep_answer(answer):
-        told = await read(answer)
+        reported = await read(answer)
         if answer.url.path == "/v1/completions":
-            answers[answer.url.port].append(told)
-        return told
+            answers[answer.url.port].append(reported)
+        return reported
 
     monkeypatch.setattr(process, "local_engine", keep_engine)
     monkeypatch.setattr(demo, "race", keep_sides)
@@ -97,10 +97,10 @@ def test_both_orders_serve_the_same_requests_on_real_engines_that_are_gone_after
 
     engines, sides, answers = short
     assert main(demo_words(engine_python)) == 0
-    said = capsys.readouterr().out
-    assert f"Two vLLMs on this CPU, by {engine_python}" in said
-    assert "emulated" not in said
-    assert "2 rounds; 2 vLLMs on this CPU (random weights, one thread each)" in " ".join(said.split())
+    message = capsys.readouterr().out
+    assert f"Two vLLMs on this CPU, by {engine_python}" in message
+    assert "emulated" not in message
+    assert "2 rounds; 2 vLLMs on this CPU (random weights, one thread each)" in " ".join(message.split())
 
     assert [engine.process.args[:2] for engine in engines] == [[engine_python, "-m"]] * 2
     assert all("vllm.entrypoints" in engine.process.args[2] for engine in engines)
@@ -109,29 +109,29 @@ def test_both_orders_serve_the_same_requests_on_real_engines_that_are_gone_after
 
     assert [side.mode for side in sides] == ["fcfs", "isrtf"]
     assert [[len(jct) for jct in side.rounds] for side in sides] == [[REQUESTS] * 2] * 2
-    first, ours = (sorted(map(heard, answers[side.port])) for side in sides)
-    assert first == ours
-    asked = [
+    first, own = (sorted(map(received, answers[side.port])) for side in sides)
+    assert first == own
+    requested = [
         question.tokens
         for number, count in ((WARM_UP_ROUND, 8), (0, REQUESTS), (1, REQUESTS))
         for question in burst(0, number, count, tokens_per_s=350.0, shrink=10.0)
     ]
-    assert sorted(tokens for _, tokens in first) == sorted(asked)
+    assert sorted(tokens for _, tokens in first) == sorted(requested)
 
 
-def test_who_interrupts_it_while_engines_load_is_left_with_none(engine_python):
+def test_an_interrupt_while_engines_load_leaves_none_running(engine_python):
     command = [sys.executable, "-m", "lengthwise.cli", *demo_words(engine_python)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         groups = loading(process, time.monotonic() + BEFORE_S)
         assert living(groups)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=BEFORE_S)
+        message, _ = process.communicate(timeout=BEFORE_S)
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+    assert process.returncode == 130, message
+    assert "Traceback" not in message
     assert living(groups) == []
 
 

@@ -28,7 +28,7 @@ def started(tmp_path_factory, engine_python):
     return lambda: local_engine(command, port=port, env=env, log_path=folder / "log")
 
 
-def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
+def test_a_real_vllm_is_recognized_watched_and_seen_to_restart(started):
     from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
     from lengthwise.gateway.fleet import Fleet
 
@@ -40,8 +40,8 @@ def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
             resilience=ResilienceConfig(health_every_s=0.3),
             dispatch=Dispatch(adapt_every_s=0.2),
         )
-        heard = []
-        async with Fleet(config, on_change=lambda states: heard.append(states[0])) as fleet:
+        received = []
+        async with Fleet(config, on_change=lambda states: received.append(states[0])) as fleet:
             assert await fleet.stable(60)
             worker = fleet.worker("e")
             able = worker.capabilities
@@ -52,15 +52,15 @@ def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
             assert worker.priority_sign == 1
             assert worker.metadata.kv_tokens > 1024
             await asyncio.gather(*(_submit(worker) for _ in range(5)))
-            assert max(state.signals.running or 0 for state in heard) == 2
-            assert max(state.signals.waiting or 0 for state in heard) >= 1
-            assert max(state.tokens_per_s or 0 for state in heard) > 1
-            assert {state.epoch for state in heard} == {0}
+            assert max(state.signals.running or 0 for state in received) == 2
+            assert max(state.signals.waiting or 0 for state in received) >= 1
+            assert max(state.tokens_per_s or 0 for state in received) > 1
+            assert {state.epoch for state in received} == {0}
             await asyncio.to_thread(stack.close)
-            await _until(lambda: not heard[-1].up)
+            await _until(lambda: not received[-1].up)
             await asyncio.to_thread(stack.enter_context, started())
-            await _until(lambda: heard[-1].up)
-            assert heard[-1].epoch == 1
+            await _until(lambda: received[-1].up)
+            assert received[-1].epoch == 1
 
     with ExitStack() as stack:
         asyncio.run(watched(stack))
@@ -73,7 +73,7 @@ async def _submit(worker):
         await answer.read()
 
 
-async def _until(true, most_s=120.0):
-    async with asyncio.timeout(most_s):
+async def _until(true, max_s=120.0):
+    async with asyncio.timeout(max_s):
         while not true():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.05)

@@ -13,7 +13,7 @@ from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<a>"
-SEATS, QUEUE = 2, 1
+SLOTS, QUEUE = 2, 1
 MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]
 
 
@@ -30,7 +30,7 @@ def url(tmp_path_factory, engine_python):
     port = free_port()
     command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", str(SEATS)]
+    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", str(SLOTS)]
     command += ["--max-num-queued-reqs", str(QUEUE), "--chat-template", str(folder / "chat.jinja")]
     command += ["--distributed-executor-backend", ONE_PROCESS]
     env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
@@ -39,14 +39,14 @@ def url(tmp_path_factory, engine_python):
 
 
 @asynccontextmanager
-async def served(url: str, *, in_flight: int = SEATS, **named):
+async def served(url: str, *, concurrency: int = SLOTS, **named):
     """A gateway, and a client of it that never tries again by itself."""
     from openai import AsyncOpenAI
 
     from lengthwise.gateway.serve import Gateway
 
     config = GatewayConfig(
-        engines=(Engine(url, name="engine", in_flight=in_flight, generation_defaults="none"),),
+        engines=(Engine(url, name="engine", concurrency=concurrency, generation_defaults="none"),),
         listen=Listen(port=0, admin_port=None),
         **named,
     )
@@ -65,44 +65,46 @@ def direct(url: str):
 
 async def chat(client, *, stream: bool, tokens: int = 24) -> tuple[str, str, int]:
     """(text, finish reason, output tokens)"""
-    asked = {"model": "m", "messages": MESSAGES, "max_tokens": tokens, "temperature": 0}
+    requested = {"model": "m", "messages": MESSAGES, "max_tokens": tokens, "temperature": 0}
     fixed = {"ignore_eos": True}
     if not stream:
-        told = await client.chat.completions.create(**asked, extra_body=fixed)
-        choice = told.choices[0]
-        return choice.message.content, choice.finish_reason, told.usage.completion_tokens
-    text, why, count = "", "", 0
+        reported = await client.chat.completions.create(**requested, extra_body=fixed)
+        choice = reported.choices[0]
+        return choice.message.content, choice.finish_reason, reported.usage.completion_tokens
+    text, reason, count = "", "", 0
     options = {"include_usage": True}
     async for part in await client.chat.completions.create(
-        **asked, stream=True, stream_options=options, extra_body=fixed
+        **requested, stream=True, stream_options=options, extra_body=fixed
     ):
         for choice in part.choices:
-            text, why = text + (choice.delta.content or ""), choice.finish_reason or why
+            text, reason = text + (choice.delta.content or ""), choice.finish_reason or reason
         count = part.usage.completion_tokens if part.usage else count
-    return text, why, count
+    return text, reason, count
 
 
 async def completion(client, prompt: str, *, stream: bool, tokens: int = 24) -> tuple[str, str, int]:
     """(text, finish reason, output tokens); the length is fixed, so that the gateway knows it."""
-    asked = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    requested = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     fixed = {"ignore_eos": True, "min_tokens": tokens}
     if not stream:
-        told = await client.completions.create(**asked, extra_body=fixed)
-        return told.choices[0].text, told.choices[0].finish_reason, told.usage.completion_tokens
-    text, why, count = "", "", 0
+        reported = await client.completions.create(**requested, extra_body=fixed)
+        return reported.choices[0].text, reported.choices[0].finish_reason, reported.usage.completion_tokens
+    text, reason, count = "", "", 0
     options = {"include_usage": True}
-    async for part in await client.completions.create(**asked, stream=True, stream_options=options, extra_body=fixed):
+    async for part in await client.completions.create(
+        **requested, stream=True, stream_options=options, extra_body=fixed
+    ):
         for choice in part.choices:
-            text, why = text + choice.text, choice.finish_reason or why
+            text, reason = text + choice.text, choice.finish_reason or reason
         count = part.usage.completion_tokens if part.usage else count
-    return text, why, count
+    return text, reason, count
 
 
 async def metric(url: str, name: str) -> float:
     import aiohttp
 
-    async with aiohttp.ClientSession() as session, session.get(url + "/metrics") as told:
-        lines = (await told.text()).splitlines()
+    async with aiohttp.ClientSession() as session, session.get(url + "/metrics") as reported:
+        lines = (await reported.text()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
@@ -149,7 +151,7 @@ def test_greedy_output_is_identical_direct_through_the_gateway_and_cut(url, stre
     tokens = 400
 
     async def work() -> None:
-        async with served(url, in_flight=1, order=order) as (gateway, client), direct(url) as engine:
+        async with served(url, concurrency=1, order=order) as (gateway, client), direct(url) as engine:
             straight = await completion(engine, "the long one", stream=stream, tokens=tokens)
             assert await completion(client, "the long one", stream=stream, tokens=tokens) == straight
             cuts = gateway.driver.statistics().preemptions
@@ -185,14 +187,14 @@ def test_a_client_that_goes_frees_its_place_at_the_engine(url):
     asyncio.run(work())
 
 
-def test_an_engine_whose_queue_is_full_is_no_failure_and_everybody_is_served(url):
-    many = 4 * (SEATS + QUEUE)
+def test_an_engine_with_a_full_queue_is_no_failure_and_every_request_is_served(url):
+    many = 4 * (SLOTS + QUEUE)
 
     async def work() -> None:
         before = await metric(url, "vllm:admission_rejections_total")
-        async with served(url, in_flight=many) as (gateway, client):
-            asked = (completion(client, f"number {k}", stream=True, tokens=40) for k in range(many))
-            answers = await asyncio.gather(*asked)
+        async with served(url, concurrency=many) as (gateway, client):
+            requested = (completion(client, f"number {k}", stream=True, tokens=40) for k in range(many))
+            answers = await asyncio.gather(*requested)
             assert [count for _, _, count in answers] == [40] * many
             assert all(worker.up for worker in gateway.driver.statistics().workers)
         assert await metric(url, "vllm:admission_rejections_total") > before

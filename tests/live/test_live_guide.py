@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.usefixtures("en
 
 GUIDE = ROOT / "docs" / "guide-calibrate.md"
 PROGRAM = Path(sys.executable).with_name("lengthwise")
-SEATS, STEP_TOKENS, LONGEST, BLOCK, NUM_BLOCKS = 16, 512, 512, 32, 256
+SLOTS, STEP_TOKENS, LONGEST, BLOCK, NUM_BLOCKS = 16, 512, 512, 32, 256
 LOW, LOADED, FULL, TWICE = 60, 80, 64, 30
 """Requests of the low load, of the others, of the run that tells what the engine can take, and of a repeated one."""
 SHARES = {"half": 0.5, "high": 0.85}
@@ -42,7 +42,7 @@ FILE = {
     'model = "llama-3.1-8b"': 'model = "tiny/config.json"',
     'gpu = "H100"': 'gpu = "cpu.toml"',
     "num_blocks = 28331": f"num_blocks = {NUM_BLOCKS}",
-    "max_num_seqs = 256": f"max_num_seqs = {SEATS}",
+    "max_num_seqs = 256": f"max_num_seqs = {SLOTS}",
     "max_num_batched_tokens = 2048": f"max_num_batched_tokens = {STEP_TOKENS}",
     "max_model_len = 8192": f"max_model_len = {LONGEST}\nblock_size = {BLOCK}",
 }
@@ -59,9 +59,9 @@ COMMANDS = {
     "jct.p50=0.10": "jct.p50=0.60",
     "tpot.p50=0.05": "tpot.p50=0.60",
     "--model llama-3.1-8b --tp 1,2,4 --budget 5m": "--model tiny/config.json --device cpu --threads 1 --budget 12s "
-    f"--max-tokens {STEP_TOKENS} --max-seqs {SEATS} --max-context {LONGEST}",
+    f"--max-tokens {STEP_TOKENS} --max-seqs {SLOTS} --max-context {LONGEST}",
     "--model llama-3.1-8b --gpu H100 --tp 2": "--model tiny/config.json --gpu cpu.toml "
-    f"--max-num-seqs {SEATS} --max-num-batched-tokens {STEP_TOKENS} --max-model-len {LONGEST}",
+    f"--max-num-seqs {SLOTS} --max-num-batched-tokens {STEP_TOKENS} --max-model-len {LONGEST}",
 }
 """The same for its commands."""
 CAPACITY = "--concurrency 256 --num-requests 600"
@@ -74,7 +74,7 @@ NOT_HERE = "profile import"
 """Others' measurements: their files are not the reader's, and tests of importers read them."""
 
 
-class Journey:
+class Walk:
     """A folder in which commands are run, and how long they took."""
 
     def __init__(self, place: Path) -> None:
@@ -105,8 +105,8 @@ class Journey:
 
 def filled(text: str, table: dict[str, str]) -> str:
     """The text with what the table names put in its place."""
-    for told, here in table.items():
-        text = text.replace(told, here)
+    for reported, folder in table.items():
+        text = text.replace(reported, folder)
     return text
 
 
@@ -146,11 +146,11 @@ def measured(tmp_path_factory, engine_python, torch):
     (place / "mine.toml").write_text(filled(file.text, FILE))
     served, log = variants.deployment(config.load(place / "mine.toml")), place / "engine" / "vllm.log"
     log.parent.mkdir()
-    made, (before, loads, _) = Journey(place), parts()
+    made, (before, loads, _) = Walk(place), parts()
     for line in before:
         made.run(filled(line, COMMANDS))
     with _vllm.served(served, model, log, *AS_READERS_HAVE_IT) as engine:
-        full = CAPACITY.replace("256", str(SEATS)).replace("600", str(FULL))
+        full = CAPACITY.replace("256", str(SLOTS)).replace("600", str(FULL))
         made.run(f"bench {engine.url} mine.toml {full} --json full.json")
         rate_rps = made.numbers("full.json")["results"][0]["summary"]["rates"]["requests_per_s"]["value"]
         values = {"{url}": engine.url} | {f"{{{load}}}": f"{share * rate_rps:.3g}" for load, share in SHARES.items()}
@@ -163,13 +163,13 @@ def measured(tmp_path_factory, engine_python, torch):
 
 
 @pytest.fixture(scope="module")
-def journey(measured):
+def walk(measured):
     """All of the guide's commands, run."""
     for line in parts()[2]:
         measured.run(filled(line, COMMANDS))
     measured.run(
         "search mine.toml --cost tables:cost.npz --set search.max_gpus=1 --set search.limits.ttft.p90=1s "
-        f"--set search.space.max_num_seqs=[8,{SEATS}] {SMALL_SEARCH} --json plan.json"
+        f"--set search.space.max_num_seqs=[8,{SLOTS}] {SMALL_SEARCH} --json plan.json"
     )
     took = "\n".join(f"{seconds:6.1f} s  {words}" for words, seconds in measured.seconds.items())
     print(f"the guide's commands took {sum(measured.seconds.values()) / 60:.1f} min\n{took}")
@@ -179,8 +179,8 @@ def journey(measured):
 def test_all_that_is_filled_in_stands_in_the_guide():
     """A guide that changes is noticed here, before anything is left as it stands there."""
     (file,) = (block for block in blocks(GUIDE) if block.title == "mine.toml")
-    assert [told for told in FILE if told not in file.text] == []
-    assert [told for told in COMMANDS if told not in "\n".join(walked())] == []
+    assert [reported for reported in FILE if reported not in file.text] == []
+    assert [reported for reported in COMMANDS if reported not in "\n".join(walked())] == []
     assert CAPACITY in prose(GUIDE)
     names = {" ".join(line.split()[: 1 + line.startswith("profile")]) for line in walked()}
     steps = {"bench", "calibrate", "capacity", "compare", "simulate"}
@@ -188,7 +188,7 @@ def test_all_that_is_filled_in_stands_in_the_guide():
 
 
 @pytest.mark.parametrize(("load", "requests"), [("low", LOW), ("half", LOADED), ("high", LOADED)])
-def test_every_request_asked_for_is_answered_to_the_token(measured, load, requests):
+def test_every_sent_request_is_answered_to_the_token(measured, load, requests):
     one = read_records(measured.place / f"{load}.parquet")
     r = one.records.requests
     assert len(one.workload) == requests
@@ -200,54 +200,52 @@ def test_every_request_asked_for_is_answered_to_the_token(measured, load, reques
 @pytest.mark.parametrize("load", ["low", "half", "high"])
 def test_the_engines_prefix_cache_answers_none_of_the_guides_loads(measured, load):
     one = read_records(measured.place / f"{load}.parquet")
-    told, asked = one.metadata["prefix_cache"], one.records.requests.prompt_tokens.sum()
-    assert told["looked_up_tokens"] == asked  # it is on
-    assert told["found_tokens"] <= 0.01 * asked
+    reported, requested = one.metadata["prefix_cache"], one.records.requests.prompt_tokens.sum()
+    assert reported["looked_up_tokens"] == requested  # it is on
+    assert reported["found_tokens"] <= 0.01 * requested
 
 
-def test_prompts_that_the_engine_knows_are_found_doubted_and_refused(measured):
+def test_prompts_cached_by_the_engine_are_found_warned_about_and_refused(measured):
     once, twice = (read_records(measured.place / f"{name}.parquet") for name in AGAIN)
     assert once.metadata["prefix_cache"]["found_tokens"] <= 0.01 * once.records.requests.prompt_tokens.sum()
     assert twice.metadata["prefix_cache"]["found_tokens"] > 0.3 * twice.records.requests.prompt_tokens.sum()
-    assert any("in its prefix cache" in doubt for doubt in twice.warnings)
-    said = measured.refused("calibrate mine.toml low.parquet high.parquet --holdout twice.parquet --out no.npz")
-    assert "in its prefix cache" in said
+    assert any("in its prefix cache" in warning for warning in twice.warnings)
+    message = measured.refused("calibrate mine.toml low.parquet high.parquet --holdout twice.parquet --out no.npz")
+    assert "in its prefix cache" in message
     assert not (measured.place / "no.npz").exists()
 
 
-def test_the_very_requests_that_were_measured_are_simulated(journey):
-    real, said = (read_records(journey.place / f"{name}.parquet").records for name in ("half", "simulated"))
-    assert (said.requests.status == Status.FINISHED).all()
+def test_the_very_requests_that_were_measured_are_simulated(walk):
+    real, message = (read_records(walk.place / f"{name}.parquet").records for name in ("half", "simulated"))
+    assert (message.requests.status == Status.FINISHED).all()
     for column in ("prompt_tokens", "output_tokens"):
-        np.testing.assert_array_equal(getattr(said.requests, column), getattr(real.requests, column))
+        np.testing.assert_array_equal(getattr(message.requests, column), getattr(real.requests, column))
 
 
-def test_on_the_run_held_out_calibrated_errors_are_smaller(journey):
-    found = journey.numbers("calibration.json")
+def test_on_the_held_out_run_calibrated_errors_are_smaller(walk):
+    found = walk.numbers("calibration.json")
     scores = [score for score in found["scores"] if score["statistic"] != "each"]
     assert {score["metric"] for score in scores} == {"ttft", "tpot", "jct"}
     middle = {when: statistics.median(abs(score[when]) for score in scores) for when in ("before", "after")}
     assert middle["after"] < middle["before"], middle
 
 
-def test_the_cost_file_is_taken_and_brings_intervals_of_the_model(journey):
-    (told,) = journey.numbers("calibrated.json")["results"]
-    assert "calibrated to 2 measured runs" in told["deployment"]["cost_source"]
-    assert told["model_error"]["parts"]
-    jct = told["summary"]["jct_s"]["p50"]
+def test_the_cost_file_is_taken_and_brings_intervals_of_the_model(walk):
+    (reported,) = walk.numbers("calibrated.json")["results"]
+    assert "calibrated to 2 measured runs" in reported["deployment"]["cost_source"]
+    assert reported["model_error"]["parts"]
+    jct = reported["summary"]["jct_s"]["p50"]
     assert jct["model_low"] < jct["value"] < jct["model_high"]
 
 
-def test_the_cost_file_tells_search_what_it_tells_capacity(journey):
-    (alone,) = journey.numbers("capacity.json")["capacities"]
-    choices = {
-        one["settings"]["engine.max_num_seqs"]: one for one in journey.numbers("plan.json")["plans"][0]["choices"]
-    }
-    assert set(choices) == {8, SEATS}
-    assert choices[SEATS]["status"] == "ranked"
-    assert choices[SEATS]["capacity_rps"]["value"] == pytest.approx(alone["requests_per_s"]["value"])
+def test_the_cost_file_gives_search_and_capacity_the_same_result(walk):
+    (alone,) = walk.numbers("capacity.json")["capacities"]
+    choices = {one["settings"]["engine.max_num_seqs"]: one for one in walk.numbers("plan.json")["plans"][0]["choices"]}
+    assert set(choices) == {8, SLOTS}
+    assert choices[SLOTS]["status"] == "ranked"
+    assert choices[SLOTS]["capacity_rps"]["value"] == pytest.approx(alone["requests_per_s"]["value"])
 
 
-def test_pages_that_the_guide_asks_for_are_written(journey):
+def test_pages_requested_by_the_guide_are_written(walk):
     for page in ("errors.html", "profile.html"):
-        assert "<html" in (journey.place / page).read_text("utf-8")
+        assert "<html" in (walk.place / page).read_text("utf-8")

@@ -28,7 +28,7 @@ def test_no_noise_excuses_an_error_beyond_the_end() -> None:
     assert noisy == []
 
 
-def test_repeats_that_do_not_repeat_are_told_and_not_judged() -> None:
+def test_repeats_that_disagree_are_reported_and_not_judged() -> None:
     wrong, noisy = judged(same(2.0), same(0.55), "narrow-static")
     assert wrong == []
     assert len(noisy) == CASES
@@ -56,15 +56,15 @@ def steps(slower: float, prompts: int = 0) -> Iterations:
     )
 
 
-def test_a_machine_that_slowed_down_is_told_by_the_same_steps() -> None:
+def test_a_slowed_machine_is_recognized_by_equal_steps() -> None:
     assert drift(steps(1.0), steps(1.0), 4) == 0.0
     assert drift(steps(1.3), steps(1.0), 4) == pytest.approx(0.3)
     assert drift(steps(1.0, prompts=5), steps(2.0), 4) == 0.0
 
 
-def test_loads_in_the_wrong_order_are_named_by_who_says_so() -> None:
+def test_loads_in_the_wrong_order_are_named_with_their_source() -> None:
     right = {"wide-static": 2.0, "wide-half": 0.1, "wide-high": 1.0, "narrow-static": 3.0}
     assert out_of_order({"measured": right, "simulated": right}) == []
-    (told,) = out_of_order({"measured": right, "simulated": right | {"wide-half": 2.5}})
-    assert told == "simulated, wide: TTFT of all at once 2 s, at half of capacity 2.5 s"
+    (reported,) = out_of_order({"measured": right, "simulated": right | {"wide-half": 2.5}})
+    assert reported == "simulated, wide: TTFT of all at once 2 s, at half of capacity 2.5 s"
     assert out_of_order({"simulated": right | {"wide-static": float("nan")}})

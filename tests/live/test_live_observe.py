@@ -31,7 +31,7 @@ from documents import blocks  # noqa: E402
 GUIDE = ROOT / "docs" / "guide-gateway.md"
 PROGRAM = Path(sys.executable).with_name("lengthwise")
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<a>"
-SEATS, CLIENTS, REQUESTS = 4, 12, 220
+SLOTS, CLIENTS, REQUESTS = 4, 12, 220
 """More clients than seats, so that somebody waits; more requests than a look back needs."""
 MAX_TOKENS, LAST_TOKENS = 512, 200
 """Asked for by all, and what one gets that is under way when the gateway is told to end."""
@@ -65,7 +65,7 @@ def test_all_that_is_filled_in_stands_in_the_guide():
     """A guide that changes is noticed here, before anything is left as it stands there."""
     observe = walked("--mode observe")
     assert ENGINE in observe
-    assert [told for told in FREE_PORTS if told not in observe] == []
+    assert [reported for reported in FREE_PORTS if reported not in observe] == []
     assert CLIENT in client_code()
     journal = shlex.split(observe)[shlex.split(observe).index("--journal") + 1]
     assert shlex.split(walked("--report"))[-1] == journal
@@ -117,7 +117,7 @@ def day(tmp_path_factory, engine_python):
     place = tmp_path_factory.mktemp("observe")
     model = _vllm.make_model(place / "tiny", "tiny")
     (place / "chat.jinja").write_text(TEMPLATE)
-    words = ("--max-num-seqs", str(SEATS), "--chat-template", str(place / "chat.jinja"))
+    words = ("--max-num-seqs", str(SLOTS), "--chat-template", str(place / "chat.jinja"))
     words += ("--middleware", "forced_length.ForcedLength", "--distributed-executor-backend", ONE_PROCESS)
     with vllm(engine_python, model, place / "engine.log", *words, path=(MAKE_MODEL.parent,)) as engine:
         with started(place, walked("--mode observe").replace(ENGINE, engine.url)) as (process, head):
@@ -137,8 +137,8 @@ def day(tmp_path_factory, engine_python):
 @contextmanager
 def started(place: Path, words: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """A gateway as the guide starts it, but at free ports, and what it prints until it is up."""
-    for told, here in FREE_PORTS.items():
-        words = words.replace(told, here)
+    for documented, free_port in FREE_PORTS.items():
+        words = words.replace(documented, free_port)
     with (place / "log").open("w") as log:
         process = subprocess.Popen(
             [PROGRAM, *shlex.split(words)], cwd=place, stdout=subprocess.PIPE, stderr=log, text=True
@@ -161,8 +161,8 @@ def address(head: str, name: str) -> str:
 
 
 def got(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as told:
-        return told.read().decode()
+    with urllib.request.urlopen(url, timeout=60) as reported:
+        return reported.read().decode()
 
 
 def sent(client, requested: list[Question]) -> list[int]:
@@ -180,11 +180,11 @@ def body(question: str, tokens: int) -> dict[str, Any]:
 
 def answered(client, question: Question, *, stream: bool) -> int:
     """Output tokens of an answer, streamed or whole."""
-    asked = body(question.prompt, question.tokens)
+    posted = body(question.prompt, question.tokens)
     if not stream:
-        return client.chat.completions.create(**asked).usage.completion_tokens
+        return client.chat.completions.create(**posted).usage.completion_tokens
     options = {"include_usage": True}
-    parts = list(client.chat.completions.create(**asked, stream=True, stream_options=options))
+    parts = list(client.chat.completions.create(**posted, stream=True, stream_options=options))
     return parts[-1].usage.completion_tokens
 
 
@@ -209,7 +209,7 @@ def looked_back(place: Path) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_gateway_that_observes_says_what_it_does_and_who_is_there(day):
+def test_an_observing_gateway_reports_its_mode_and_its_engines(day):
     assert "mode observe (requests pass unchanged and unordered)" in day.head
     assert re.search(r"engine +\S+ +vllm +m +up", day.head)
     assert "<html" in day.page
@@ -218,9 +218,9 @@ def test_a_gateway_that_observes_says_what_it_does_and_who_is_there(day):
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_every_request_is_answered_to_the_token_also_who_is_in_at_the_end(day):
-    asked = [question.tokens for question in QUESTIONS]
-    assert day.tokens == [*asked, LAST_TOKENS]
+def test_every_request_is_answered_to_the_token_even_if_active_at_the_end(day):
+    posted = [question.tokens for question in QUESTIONS]
+    assert day.tokens == [*posted, LAST_TOKENS]
     assert day.status == 0
     assert "Traceback" not in day.log
 
@@ -238,20 +238,20 @@ def test_the_look_back_is_on_exactly_what_was_sent_and_comes_to_a_verdict_of_the
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_all_numbers_of_the_look_back_are_there_with_their_intervals(day):
-    told = day.numbers
-    assert {order["name"] for order in told["orders"]} == {"srtf", "isrtf", "oracle"}
-    for order in told["orders"]:
+def test_all_numbers_of_the_analysis_are_present_with_their_intervals(day):
+    reported = day.numbers
+    assert {order["name"] for order in reported["orders"]} == {"srtf", "isrtf", "oracle"}
+    for order in reported["orders"]:
         for change in (order["mean"], order["p99"]):
             assert -1 < change["low"] <= change["value"] + EXACT
             assert change["value"] - EXACT <= change["high"] < math.inf
         assert min(order["mean_jct_s"], order["p99_jct_s"]) > 0
     seen = ("span_s", "observed_jct_s", "fcfs_jct_s", "fcfs_p99_jct_s")
-    assert all(told[name] is not None and 0 < told[name] < math.inf for name in seen)
-    assert 0 <= told["waited_share"] <= 1
-    assert told["in_order"]
-    assert told["model_error"] is not None
-    (service,) = told["services"]
+    assert all(reported[name] is not None and 0 < reported[name] < math.inf for name in seen)
+    assert 0 <= reported["waited_share"] <= 1
+    assert reported["in_order"]
+    assert reported["model_error"] is not None
+    (service,) = reported["services"]
     assert service["engines"] == 1
     assert "nan" not in day.report
     assert "Intervals: 97.5 % each" in day.report

@@ -17,7 +17,7 @@ from lengthwise.gateway.serve import background_gateway
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-SEATS, PREFILL_BATCH, DECODE_STEPS = 24, 3, 8
+SLOTS, PREFILL_BATCH, DECODE_STEPS = 24, 3, 8
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +32,14 @@ def url(tmp_path_factory, engine_python):
     port = free_port()
     command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", str(SEATS)]
+    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", str(SLOTS)]
     command += ["--distributed-executor-backend", ONE_PROCESS]
     env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
     with local_engine(command, port=port, env=env, log_path=folder / "log", ready_s=600.0) as engine:
         yield engine.url
 
 
-class Heard(Listener):
+class Received(Listener):
     def __init__(self):
         self.phases = []
 
@@ -47,7 +47,7 @@ class Heard(Listener):
         self.phases.append(phase)
 
 
-async def asked(port, clients, lengths):
+async def requested(port, clients, lengths):
     """Output tokens of each, in a closed loop of so many clients."""
     import aiohttp
 
@@ -59,8 +59,8 @@ async def asked(port, clients, lengths):
             for tokens in left:
                 body = {"model": "m", "prompt": "the sea " * 8, "max_tokens": tokens, "stream": True}
                 body |= {"ignore_eos": True, "min_tokens": tokens, "stream_options": {"include_usage": True}}
-                async with session.post(endpoint, json=body) as told:
-                    lines = (await told.text()).splitlines()
+                async with session.post(endpoint, json=body) as reported:
+                    lines = (await reported.text()).splitlines()
                 usage = [json.loads(line[6:]).get("usage") for line in lines if line.startswith("data: {")]
                 got.append((tokens, usage[-1]["completion_tokens"]))
 
@@ -69,33 +69,33 @@ async def asked(port, clients, lengths):
 
 
 def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
-    heard = Heard()
+    received = Received()
     config = GatewayConfig(
         engines=(Engine(url, name="engine"),),
         order=Order("rra", max_wait_s=float("inf")),
-        dispatch=Dispatch(phases=Phases(PREFILL_BATCH, DECODE_STEPS, max_in_flight=SEATS)),
+        dispatch=Dispatch(phases=Phases(PREFILL_BATCH, DECODE_STEPS, max_requests=SLOTS)),
         prediction=PredictionConfig(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None),
     )
-    with background_gateway(config, (heard,), engines_s=60.0) as running:
+    with background_gateway(config, (received,), engines_s=60.0) as running:
         lengths = [10 + 7 * (n % 5) for n in range(90)]
-        got = asyncio.run(asked(running.gateway.port, 30, lengths))
+        got = asyncio.run(requested(running.gateway.port, 30, lengths))
         assert running.call(running.gateway.drain())
     assert len(got) == 90
     assert all(wanted == came for wanted, came in got)
-    kept = [one for one in heard.phases if one.cause == "steps"][2:20]
-    assert {one.prefill_batch for one in kept} == {PREFILL_BATCH}
-    assert statistics.median(one.decode_steps for one in kept) in (DECODE_STEPS, DECODE_STEPS + 0.5)
-    assert all(one.decode_steps >= DECODE_STEPS for one in kept)
-    assert max(one.decode_batch for one in kept) <= SEATS
+    retained = [one for one in received.phases if one.cause == "steps"][2:20]
+    assert {one.prefill_batch for one in retained} == {PREFILL_BATCH}
+    assert statistics.median(one.decode_steps for one in retained) in (DECODE_STEPS, DECODE_STEPS + 0.5)
+    assert all(one.decode_steps >= DECODE_STEPS for one in retained)
+    assert max(one.decode_batch for one in retained) <= SLOTS
 
 
-def test_its_seats_are_found_by_trying(url):
-    assert probe_max_num_seqs(Server(url), 2 * SEATS) == pytest.approx(SEATS, abs=2)
-    assert probe_max_num_seqs(Server(url), SEATS - 4) == SEATS - 4
+def test_vllm_slots_are_found_by_probing(url):
+    assert probe_max_num_seqs(Server(url), 2 * SLOTS) == pytest.approx(SLOTS, abs=2)
+    assert probe_max_num_seqs(Server(url), SLOTS - 4) == SLOTS - 4
 
 
-def test_the_command_keeps_a_schedule_and_says_what_came(url, tmp_path, capsys):
+def test_the_command_follows_a_schedule_and_reports_the_outcome(url, tmp_path, capsys):
     scenario = tmp_path / "short.toml"
     scenario.write_text(
         """
@@ -124,9 +124,9 @@ node = "pcie4-4"
     words = ["schedule", "run", str(scenario), "--engine", url, "--schedule", str(plan), "--out", str(tmp_path / "run")]
     assert main(words) == 0, capsys.readouterr().err
     assert "The bound of 60 s held" in capsys.readouterr().out
-    told = json.loads((tmp_path / "run" / "outcome.json").read_text())
-    seen = {one["name"]: one["value"] for one in told["outcome"]["seen"]}
+    reported = json.loads((tmp_path / "run" / "outcome.json").read_text())
+    seen = {one["name"]: one["value"] for one in reported["outcome"]["seen"]}
     assert seen["prefill batch, B_E"] == pytest.approx(4, abs=0.3)
     phases = [json.loads(line) for line in (tmp_path / "run" / "phases.jsonl").read_text().splitlines()]
-    whole = [one["decode_steps"] for one in phases if one["cause"] == "steps"]
-    assert min(whole) == statistics.median_low(whole) == 10, "a busy machine makes some longer, none shorter"
+    complete = [one["decode_steps"] for one in phases if one["cause"] == "steps"]
+    assert min(complete) == statistics.median_low(complete) == 10, "a busy machine makes some longer, none shorter"

@@ -15,8 +15,8 @@ from plugin_engines import PLUGIN, Job, additional, burst, bursting, lengthwise,
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-SEATS = 2
-SHAPE = ("--max-num-seqs", str(SEATS), "--block-size", "32", "--num-gpu-blocks-override", "35")
+SLOTS = 2
+SHAPE = ("--max-num-seqs", str(SLOTS), "--block-size", "32", "--num-gpu-blocks-override", "35")
 """1,088 tokens of KV cache: two requests of LONGEST do not fit."""
 LONG, LONGEST, SHORT = 200, 700, 15
 
@@ -33,8 +33,8 @@ def long(n: int, **report: object) -> list[Job]:
 
 def blockers() -> tuple[Job, ...]:
     """Of a better class, so that nobody takes their seats: until they end all others have come."""
-    told = lengthwise(LONG, lengthwise_class=-1)
-    return tuple(Job(f"blocker{k}", LONG, told) for k in range(SEATS))
+    reported = lengthwise(LONG, lengthwise_class=-1)
+    return tuple(Job(f"blocker{k}", LONG, reported) for k in range(SLOTS))
 
 
 def short(n: int) -> list[Job]:
@@ -98,7 +98,7 @@ def test_the_shorter_half_of_a_burst_comes_early(engine, stock):
 
 def test_running_long_ones_give_way_and_their_output_is_that_of_an_uncut_one(engine):
     before = metric(engine.url, "vllm:num_preemptions_total")
-    running = tuple(Job(f"long{k}", 480, lengthwise(480)) for k in range(SEATS))
+    running = tuple(Job(f"long{k}", 480, lengthwise(480)) for k in range(SLOTS))
     found = burst(engine.url, short(4), head=running, head_s=0.2)
     assert metric(engine.url, "vllm:num_preemptions_total") > before
     assert set(found.finished[:4]) == names(short(4))
@@ -117,7 +117,7 @@ def test_where_memory_runs_out_the_longest_leaves_and_its_output_is_that_of_an_u
 
 def test_a_class_goes_before_lengths(engine):
     urgent = [Job(f"urgent{k}", LONG, lengthwise(LONG, lengthwise_class=-1)) for k in range(2)]
-    found = burst(engine.url, [*urgent, *short(6)], head=tuple(long(SEATS)))
+    found = burst(engine.url, [*urgent, *short(6)], head=tuple(long(SLOTS)))
     first = min(found.finished.index(job.name) for job in urgent)
     assert all(found.finished.index(job.name) > first for job in short(6))
 
@@ -137,12 +137,12 @@ def test_rubbish_is_no_reason_to_fail_or_to_go_first(engine, report):
     odd = [Job(f"odd{k}", LONG, report) for k in range(2)]
     found = burst(engine.url, [*odd, *short(4)], head=blockers())
     assert found.refusals == {}
-    assert len(found.finished) == SEATS + 6
+    assert len(found.finished) == SLOTS + 6
     assert min(found.finished.index(job.name) for job in odd) > max(found.finished.index(f"short{k}") for k in range(4))
     assert "ordering failed" not in engine.log_path.read_text()
 
 
-def test_who_goes_is_aborted_waiting_or_running(engine):
+def test_a_disconnected_request_is_aborted_waiting_or_running(engine):
     import aiohttp
 
     async def left() -> None:
@@ -165,7 +165,7 @@ def test_who_goes_is_aborted_waiting_or_running(engine):
     assert burst(engine.url, short(3)).refusals == {}
 
 
-def test_a_gateway_tells_it_the_lengths_and_a_client_that_tells_its_own_is_refused(engine):
+def test_the_gateway_sends_lengths_and_refuses_clients_that_send_their_own(engine):
     from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
     from lengthwise.gateway.serve import Gateway
 
@@ -182,7 +182,7 @@ def test_a_gateway_tells_it_the_lengths_and_a_client_that_tells_its_own_is_refus
         async with Gateway(config) as gateway:
             assert await gateway.fleet.stable(20.0)
             url = f"http://127.0.0.1:{gateway.port}"
-            async with taken(engine.url, SEATS, 480, lengthwise(LONG, lengthwise_class=-1)) as max_num_seqs:
+            async with taken(engine.url, SLOTS, 480, lengthwise(LONG, lengthwise_class=-1)) as max_num_seqs:
                 found = await bursting(url, then, tuple(first), max_num_seqs=max_num_seqs)
             return found, await bursting(url, [Job("liar", SHORT, lies)])
 
@@ -193,7 +193,7 @@ def test_a_gateway_tells_it_the_lengths_and_a_client_that_tells_its_own_is_refus
     assert set(found.finished[:4]) == names(then)
 
 
-def test_killed_while_requests_wait_it_is_gone_and_every_client_is_told(engine):
+def test_an_engine_killed_with_waiting_requests_exits_and_every_client_gets_an_error(engine):
     """The last test of this engine."""
     import os
     import signal

@@ -52,15 +52,15 @@ def through_a_gateway(url: str) -> tuple[object, int, list[str]]:
 def fcfs(model, engine_python):
     """What an engine that takes no priorities answers."""
     with vllm(engine_python, model, model.parent / "fcfs.log", *SHAPE) as engine:
-        told = [Job("zero", 3, {"priority": 0}), Job("one", 3, {"priority": 1}), Job("none", 3)]
-        return burst(engine.url, told), through_a_gateway(engine.url)
+        reported = [Job("zero", 3, {"priority": 0}), Job("one", 3, {"priority": 1}), Job("none", 3)]
+        return burst(engine.url, reported), through_a_gateway(engine.url)
 
 
-def test_an_engine_without_priority_scheduling_takes_priorities_and_says_nothing(fcfs):
+def test_an_engine_without_priority_scheduling_accepts_priorities_silently(fcfs):
     """What vLLM's documentation says it refuses, 0.32 lets pass: nobody can tell from outside."""
-    asked, _ = fcfs
-    assert asked.refusals == {}
-    assert sorted(asked.finished) == ["none", "one", "zero"]
+    requested, _ = fcfs
+    assert requested.refusals == {}
+    assert sorted(requested.finished) == ["none", "one", "zero"]
 
 
 def test_its_order_stays_that_of_arrival_and_all_are_answered(fcfs):

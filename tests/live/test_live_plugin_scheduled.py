@@ -26,9 +26,9 @@ def worlds(tmp_path_factory, engine_python):
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_under_cuts_want_of_memory_and_aborts_every_token_comes_once(worlds, kind):
-    mine = {name: world for name, world in worlds.items() if name.startswith(kind)}
-    assert len(mine) == 4
-    for name, world in mine.items():
+    own = {name: world for name, world in worlds.items() if name.startswith(kind)}
+    assert len(own) == 4
+    for name, world in own.items():
         assert world["ordered"], name
         assert (world["wrong"], world["unfinished"]) == ([], []), name
         assert world["finished"] == world["expected"] > 30, name

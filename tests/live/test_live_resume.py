@@ -38,8 +38,8 @@ def url(tmp_path_factory, engine_python):
 
 def body(api: str, name: str, tokens: int, **more: object) -> dict[str, object]:
     text = f"hello {name} {tokens}"
-    said = {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
-    return {"model": "m", "max_tokens": tokens, "stream": True, "ignore_eos": True, **said, **more}
+    message = {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
+    return {"model": "m", "max_tokens": tokens, "stream": True, "ignore_eos": True, **message, **more}
 
 
 class Client:
@@ -61,7 +61,7 @@ class Client:
 
         order = Order(window_tokens=10, preemptions_per_s=1000.0, max_preemptions=50, preemption="worth(factor=1)")
         config = GatewayConfig(
-            engines=(Engine(url, in_flight=1, generation_defaults="none"),),
+            engines=(Engine(url, concurrency=1, generation_defaults="none"),),
             listen=Listen(port=0, admin_port=None),
             order=order,
         )
@@ -71,9 +71,9 @@ class Client:
     async def request(self, what: dict[str, object], api: str, *, direct: bool = False) -> list[dict]:
         root = self.url if direct else f"http://127.0.0.1:{self.gateway.port}"
         path = "/v1/completions" if api == "completions" else "/v1/chat/completions"
-        told = (await self.post(root + path, what)).decode()
-        assert told.endswith("data: [DONE]\n\n")
-        return [json.loads(one[6:]) for one in told.split("\n\n") if one.startswith("data: {")]
+        reported = (await self.post(root + path, what)).decode()
+        assert reported.endswith("data: [DONE]\n\n")
+        return [json.loads(one[6:]) for one in reported.split("\n\n") if one.startswith("data: {")]
 
     async def post(self, url: str, what: dict[str, object]) -> bytes:
         import aiohttp
@@ -151,11 +151,11 @@ def test_sampled_text_is_that_of_its_tokens_wherever_it_was_cut(url, api):
         ids = [one for choice in choices for one in choice.get("token_ids") or ()]
         prompt = events[0].get("prompt_token_ids") or choices[0]["prompt_token_ids"]
         assert len(ids) == LONG
-        head, whole = [
+        head, complete = [
             json.loads(await client.post(url + "/detokenize", {"model": "m", "tokens": tokens}))["prompt"]
             for tokens in (prompt, prompt + ids)
         ]
-        assert text(events).rstrip("\ufffd") == whole[len(head) :].rstrip("\ufffd")
+        assert text(events).rstrip("\ufffd") == complete[len(head) :].rstrip("\ufffd")
 
     asyncio.run(work())
 
@@ -164,8 +164,8 @@ def test_a_client_that_goes_is_aborted_at_the_engine(url):
     import aiohttp
 
     async def running(session: aiohttp.ClientSession) -> float:
-        async with session.get(url + "/metrics") as told:
-            lines = (await told.text()).splitlines()
+        async with session.get(url + "/metrics") as reported:
+            lines = (await reported.text()).splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
 
     async def work() -> None:

@@ -19,7 +19,7 @@ from plugin_engines import ROOT, Job, burst, metric, vllm
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BATCH, STEPS, REQUESTS = 4, 7, 40
-SEATS = 32
+SLOTS = 32
 """Of the served engine."""
 RRA = "lengthwise.gateway.plugin.RraScheduler"
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory, engine_python):
     return _vllm.make_model(tmp_path_factory.mktemp("rra") / "tiny", "tiny")
 
 
-def asked(seed: int = 0, longest: int = 60) -> dict[str, list]:
+def requested(seed: int = 0, longest: int = 60) -> dict[str, list]:
     """Prompts, of which many begin alike, and lengths."""
     rng = np.random.default_rng(seed)
     alike = rng.integers(5, 800, 64).tolist()
@@ -68,11 +68,11 @@ def rra(engine=None, **settings):
 
 @pytest.fixture(scope="module")
 def stock(engine_python, model):
-    return offline(engine_python, model, asked())
+    return offline(engine_python, model, requested())
 
 
 def test_every_phase_has_its_batch_and_its_iterations_and_greedy_output_is_the_same(engine_python, model, stock):
-    work = asked()
+    work = requested()
     found = offline(engine_python, model, work, engine=rra())
     assert found["outputs"] == stock["outputs"]
     assert [len(one) for one in found["outputs"]] == work["lengths"]
@@ -90,9 +90,9 @@ def test_every_phase_has_its_batch_and_its_iterations_and_greedy_output_is_the_s
     assert any(prompts and decodes for prompts, decodes in stock["steps"]), "the stock scheduler mixes"
 
 
-def test_short_of_seats_and_memory_with_chunked_prompts_the_output_is_the_same(engine_python, model, stock):
+def test_with_few_slots_little_memory_and_chunked_prompts_the_output_is_the_same(engine_python, model, stock):
     tight = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 17}
-    found = offline(engine_python, model, asked(), engine=rra(tight))
+    found = offline(engine_python, model, requested(), engine=rra(tight))
     assert found["outputs"] == stock["outputs"]
     assert found["preemptions"] > 0
     assert not any(prompts and decodes for prompts, decodes in found["steps"])
@@ -103,7 +103,7 @@ def test_short_of_seats_and_memory_with_chunked_prompts_the_output_is_the_same(e
 
 
 def test_batches_are_resized_to_even_work(engine_python, model, stock):
-    work = asked()
+    work = requested()
     mean = round(BATCH * float(np.mean([len(one) for one in work["prompts"]])))
     schedule = {"threshold": 0.1, "prompt_tokens": mean, "decode_batch": 16}
     found = offline(engine_python, model, work, engine=rra(**schedule))
@@ -117,8 +117,8 @@ def test_batches_are_resized_to_even_work(engine_python, model, stock):
 
 
 @pytest.mark.parametrize("where", ["version", "schedule"])
-def test_where_it_cannot_be_kept_the_engine_keeps_its_own(engine_python, model, stock, where):
-    work = asked()
+def test_an_unusable_schedule_leaves_the_engine_its_own(engine_python, model, stock, where):
+    work = requested()
     if where == "version":
         found = offline(engine_python, model, work, engine=rra(), version="0.99.1")
         assert "this is vLLM 0.99.1" in found["message"]
@@ -157,12 +157,12 @@ def test_with_vllms_own_scheduler_classes_every_token_comes_once(worlds, kind):
     assert sum(admitted for admitted, _, _ in roomy["phases"]) == 40 + roomy["preemptions"]
 
 
-def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python, model, tmp_path):
+def test_a_served_engine_keeps_the_schedule_whichever_requests_come_and_go(engine_python, model, tmp_path):
     import aiohttp
 
     record = tmp_path / "phases.jsonl"
     schedule = json.dumps({"lengthwise": {"prefill_batch": 3, "decode_steps": 5, "record": str(record)}})
-    words = ("--max-num-seqs", str(SEATS), "--scheduler-cls", RRA, "--additional-config", schedule)
+    words = ("--max-num-seqs", str(SLOTS), "--scheduler-cls", RRA, "--additional-config", schedule)
 
     async def gone(url: str) -> None:
         async with aiohttp.ClientSession() as session:
@@ -184,16 +184,16 @@ def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python
             time.sleep(0.1)
         assert [metric(engine.url, name) for name in states] == [0, 0]
         before = len(record.read_text().splitlines())
-        head = tuple(Job(f"head{k}", 300) for k in range(SEATS))
+        head = tuple(Job(f"head{k}", 300) for k in range(SLOTS))
         found = burst(engine.url, [Job(f"m{k}", 5 + k % 23) for k in range(60)], head=head)
-        assert len(found.finished) == SEATS + 60
+        assert len(found.finished) == SLOTS + 60
         assert "holding to phases failed" not in (tmp_path / "rra.log").read_text()
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
     after = rows[before:]
     admitted = np.cumsum([row["admitted"] for row in after])
-    assert admitted[-1] == SEATS + 60
+    assert admitted[-1] == SLOTS + 60
     # While many wait, every phase is exact: until the head leaves, all have come, and then until fewer than three wait.
-    full = [row for row, so_far in zip(after, admitted, strict=True) if row["admitted"] == 3 and so_far > SEATS + 3]
+    full = [row for row, so_far in zip(after, admitted, strict=True) if row["admitted"] == 3 and so_far > SLOTS + 3]
     assert len(full) >= 17
     assert {row["decode_steps"] for row in full[:-1]} == {5}

@@ -55,13 +55,13 @@ def measured(deployment, engine_python):
     lengths = _circle.Lengths(prompt=(48, 0.6, 8, 300), output=(16, 0.5, 8, 60))
     with _continuous.started(engine_python, Path(config), FLAGS) as engine:
         engine.run(lengths.workload(16, 0, None))
-        most_rps = served_rps(engine.run(lengths.workload(MIN_COUNT, 0, None)))
-        full = engine.run(lengths.workload(lasting(most_rps), 1, None, "full"))
-        most_tokens_s = _circle.capacity_tokens_s(full)
+        max_rps = served_rps(engine.run(lengths.workload(MIN_COUNT, 0, None)))
+        full = engine.run(lengths.workload(lasting(max_rps), 1, None, "full"))
+        max_tokens_s = _circle.capacity_tokens_s(full)
         runs = {LIGHT: [], HEAVY: []}
         for _ in range(REPEATS):
             for k, share in enumerate(runs):
-                work = arriving(lengths, share * most_tokens_s, 2 + k)
+                work = arriving(lengths, share * max_tokens_s, 2 + k)
                 runs[share].append(engine.run(work))
     return full, runs
 
@@ -89,10 +89,10 @@ def report(deployment, profiled, measured):
     full, runs = measured
     learnt = [_circle.Run("live", "static", 0, full)]
     learnt += [_circle.Run("live", "half", k, one) for k, one in enumerate(runs[LIGHT])]
-    held = [_circle.Run("live", "high", k, one) for k, one in enumerate(runs[HEAVY])]
-    tables = _circle.calibrated(learnt, held, profiled).tables
-    errors = {"calibrated": _circle.errors(profiled, tables, held)}
-    return errors | {"roofline": _circle.errors(profiled, deployment[0].cost, held)}, held
+    held_out = [_circle.Run("live", "high", k, one) for k, one in enumerate(runs[HEAVY])]
+    tables = _circle.calibrated(learnt, held_out, profiled).tables
+    errors = {"calibrated": _circle.errors(profiled, tables, held_out)}
+    return errors | {"roofline": _circle.errors(profiled, deployment[0].cost, held_out)}, held_out
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +102,14 @@ def drifted(measured):
     return drift(seen_steps([full, *runs[LIGHT]]), seen_steps(runs[HEAVY]), FLAGS["seqs"])
 
 
-def test_calibrated_to_two_loads_the_simulation_tells_the_third(report, drifted, capsys):
+def test_calibrated_to_two_loads_the_simulation_predicts_the_third(report, drifted, capsys):
     """Bounds on errors; where the machine was too noisy they are not judged, which is printed."""
     import _circle
 
-    errors, held = report
-    off = {metric: of_median_repeat(errors["calibrated"], held, metric) for metric in JUDGED}
-    apart = {metric: spread + drifted for metric, spread in _circle.spread(held)["live-high"].items()}
-    wrong, noisy = judged({"high": off}, {"high": apart}, "high", JUDGED)
+    errors, held_out = report
+    off = {metric: of_median_repeat(errors["calibrated"], held_out, metric) for metric in JUDGED}
+    spreads = {metric: spread + drifted for metric, spread in _circle.spread(held_out)["live-high"].items()}
+    wrong, noisy = judged({"high": off}, {"high": spreads}, "high", JUDGED)
     assert not wrong, "; ".join(wrong + noisy)
     if noisy:
         with capsys.disabled():

@@ -61,8 +61,8 @@ def pair(tmp_path_factory, engine_python):
 
     folder = tmp_path_factory.mktemp("waa")
     model, caches = _vllm.make_model(folder / "tiny", "tiny"), folder / "caches"
-    told = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-    told["kv_connector_extra_config"] = {"shared_storage_path": str(caches)}
+    reported = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    reported["kv_connector_extra_config"] = {"shared_storage_path": str(caches)}
     env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
     urls = []
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def pair(tmp_path_factory, engine_python):
             command += ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
             command += ["--max-num-seqs", "16", "--max-num-batched-tokens", "8192"]
             command += ["--block-size", str(BLOCK), "--no-enable-prefix-caching"]
-            command += ["--distributed-executor-backend", ONE_PROCESS, "--kv-transfer-config", json.dumps(told)]
+            command += ["--distributed-executor-backend", ONE_PROCESS, "--kv-transfer-config", json.dumps(reported)]
             engine = local_engine(command, port=port, env=env, log_path=folder / side, ready_s=600.0)
             urls.append(stack.enter_context(engine).url)
         yield Pair(*urls, caches)
@@ -84,18 +84,18 @@ def posted(url, body):
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=120) as answer:
-        told = json.load(answer)["choices"][0]
-    return told["token_ids"], np.array(told["logprobs"]["token_logprobs"])
+        reported = json.load(answer)["choices"][0]
+    return reported["token_ids"], np.array(reported["logprobs"]["token_logprobs"])
 
 
 def handed_over(url):
     """Tokens whose caches an engine had from the other one."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as told:
-        lines = told.read().decode().splitlines()
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as reported:
+        lines = reported.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total"))
 
 
-def asked(length, seed):
+def requested(length, seed):
     """Sampled, as what this model likes best is always the same token, whatever it read."""
     prompt = random.Random(seed).choices(range(5, 8000), k=length)
     return {
@@ -106,7 +106,7 @@ def asked(length, seed):
 
 def test_what_one_engine_prefilled_another_decodes_as_the_first_alone_would(pair):
     for length in LENGTHS:
-        body = asked(length, length)
+        body = requested(length, length)
         alone, likely = posted(pair.prefill, body)
         shutil.rmtree(pair.caches)
         first, _ = posted(pair.prefill, prefill_of(body))
@@ -122,7 +122,7 @@ def test_what_one_engine_prefilled_another_decodes_as_the_first_alone_would(pair
 
 def test_it_is_that_cache_which_is_decoded(pair):
     """Who is handed a spoilt cache finds other tokens likely, so it did not compute the prompt again."""
-    body = asked(500, 1)
+    body = requested(500, 1)
     alone, likely = posted(pair.prefill, body)
     for path in pair.caches.rglob("*.safetensors"):
         raw = bytearray(path.read_bytes())
@@ -136,8 +136,8 @@ def test_it_is_that_cache_which_is_decoded(pair):
 def test_a_plan_of_waa_is_played_before_their_router(pair, tmp_path, capsys):
     scenario, plan, out = tmp_path / "short.toml", tmp_path / "plan.json", tmp_path / "run"
     scenario.write_text(SCENARIO)
-    told = {"format": "lengthwise.schedule", "version": 1, "chosen": dataclasses.asdict(PLAN)}
-    plan.write_text(json.dumps(told | {"bound_s": 60.0, "quantile_tokens": 24}))
+    reported = {"format": "lengthwise.schedule", "version": 1, "chosen": dataclasses.asdict(PLAN)}
+    plan.write_text(json.dumps(reported | {"bound_s": 60.0, "quantile_tokens": 24}))
     before = handed_over(pair.decode)
     with routed(pair.prefill, pair.decode) as url:
         words = ["schedule", "run", str(scenario), "--engine", url, "--schedule", str(plan), "--out", str(out)]
@@ -146,8 +146,8 @@ def test_a_plan_of_waa_is_played_before_their_router(pair, tmp_path, capsys):
     rows = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert [row["outcome"] for row in rows] == ["finished"] * 60
     assert handed_over(pair.decode) - before >= 60 * 2 * BLOCK, "prompts of more than two blocks"
-    there = [sum(row["dispatched_s"] <= at["dispatched_s"] < row["finished_s"] for row in rows) for at in rows]
-    assert max(there) == UNDER_WAY
+    present = [sum(row["dispatched_s"] <= at["dispatched_s"] < row["finished_s"] for row in rows) for at in rows]
+    assert max(present) == UNDER_WAY
     outcome = json.loads((out / "outcome.json").read_text())["outcome"]
     seen = {one["name"]: one["value"] for one in outcome["seen"]}
     assert seen["throughput"] > 0

@@ -40,14 +40,14 @@ def streamed(workload, deployment, truth, period_s, late_s=1e-3, seed=0, answer_
     records = simulated(workload, deployment, truth)
     tokens = token_times(records, late_s, np.random.default_rng(seed))
     r, shown = records.requests, replace(records, steps=None, end_s=records.end_s + SHIFT_S + 1)
-    told = replace(
+    reported = replace(
         r,
         arrival_s=r.arrival_s + SHIFT_S - front_s,
         first_token_s=tokens.at_s[tokens.start[:-1]],
         finished_s=tokens.at_s[tokens.start[1:] - 1],
     )
     metadata = {"metrics": metrics(records, period_s, answer_s)}
-    return Measured(replace(shown, requests=told), workload, "bench", metadata, tokens=tokens)
+    return Measured(replace(shown, requests=reported), workload, "bench", metadata, tokens=tokens)
 
 
 def token_times(records, late_s, rng):
@@ -73,10 +73,10 @@ def metrics(records, period_s, answer_s=0.0):
     prompts = np.bincount(through, weights=r.prompt_tokens, minlength=len(steps.end_s))
     made = steps.decode_seqs + first
     tokens = made + prompts
-    ended = np.searchsorted(steps.end_s, at_s, side="right")
+    finished = np.searchsorted(steps.end_s, at_s, side="right")
 
     def sofar(each):
-        return np.concatenate([[0.0], np.cumsum(each)])[ended].tolist()
+        return np.concatenate([[0.0], np.cumsum(each)])[finished].tolist()
 
     running = [int(((r.scheduled_s <= t) & (t < r.finished_s)).sum()) for t in at_s]
     columns = {

@@ -34,15 +34,15 @@ def measured(workload, deployment, truth=TRUTH, client_s=0.0, noise=NOISE, seed=
     ttft = (r.first_token_s - r.arrival_s + client_s) * np.exp(noise * rng.standard_normal(len(workload)))
     rest = (r.finished_s - r.first_token_s) * np.exp(noise * rng.standard_normal(len(workload)))
     shift = 1000.0
-    told = replace(
+    reported = replace(
         r,
         arrival_s=r.arrival_s + shift,
         scheduled_s=np.full(len(workload), np.nan),
         first_token_s=r.arrival_s + shift + ttft,
         finished_s=r.arrival_s + shift + ttft + rest,
     )
-    end_s = float(np.nanmax(told.finished_s))
-    told_records = replace(records, requests=told, steps=None, end_s=end_s, name=workload.name)
+    end_s = float(np.nanmax(reported.finished_s))
+    told_records = replace(records, requests=reported, steps=None, end_s=end_s, name=workload.name)
     return Measured(told_records, workload, "bench")
 
 

@@ -70,16 +70,16 @@ class ScriptedServer:
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or Script()
         self.log: list[Sent] = []
-        self.most_at_once = self.at_once = 0
+        self.max_at_once = self.at_once = 0
         self.words: dict[str, int] = {}
         self.looked_up = self.found = 0
         self._retained: set[tuple[int, ...]] = set()
-        self.says: Callable[[int], str] = lambda _: "as scripted"
+        self.states: Callable[[int], str] = lambda _: "as scripted"
         self.url = ""
 
     def discard(self) -> None:
         """Starts a new log, as after a probe."""
-        self.log, self.most_at_once = [], 0
+        self.log, self.max_at_once = [], 0
 
     def __enter__(self) -> Self:
         started = threading.Event()
@@ -166,7 +166,7 @@ class ScriptedServer:
         number = len(self.log)
         self.log.append(sent)
         self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.max_at_once = max(self.max_at_once, self.at_once)
         try:
             return await _Answer(self, request, sent, number, chat=chat).run()
         finally:
@@ -174,9 +174,9 @@ class ScriptedServer:
 
     async def until_awake(self) -> None:
         """Waits for the end of a pause that is on now."""
-        begun = self.log[0].came_s
+        started_at = self.log[0].came_s
         for start, length in self.script.pauses:
-            now = time.perf_counter() - begun
+            now = time.perf_counter() - started_at
             if start <= now < start + length:
                 await asyncio.sleep(start + length - now)
 
@@ -222,7 +222,7 @@ class _Answer:
 
     async def run(self) -> web.StreamResponse:
         if self.fault.startswith("http "):
-            error = {"error": {"message": self.server.says(self.number)}}
+            error = {"error": {"message": self.server.states(self.number)}}
             return web.json_response(error, status=int(self.fault.removeprefix("http ")))
         if self.fault == "slow header":
             await asyncio.sleep(0.2)

@@ -37,12 +37,12 @@ def requests(n=8, gap_s=0.0, prompt=20, output=6, **more):
 def served(script, workload, *, capabilities=ABLE, server_options=None, report=lambda *_: None, **options):
     """What was measured, and the server's own log."""
     with ScriptedServer(script) as server:
-        asked = Server(server.url, **(server_options or {}))
-        return bench(asked, workload, LoadSettings(**options), capabilities=capabilities, report=report), server
+        requested = Server(server.url, **(server_options or {}))
+        return bench(requested, workload, LoadSettings(**options), capabilities=capabilities, report=report), server
 
 
 def doubted(measured, words):
-    return any(words in doubt for doubt in measured.warnings)
+    return any(words in warning for warning in measured.warnings)
 
 
 def test_times_are_those_of_the_servers_log():
@@ -55,8 +55,8 @@ def test_times_are_those_of_the_servers_log():
     # The prompts are unique: the log's order is found by them, and by the order of coming.
     first = np.array([sent.at_s[0] for sent in server.log])
     last = np.array([sent.at_s[-1] for sent in server.log])
-    begun = np.array([sent.came_s for sent in server.log]) - r.arrival_s
-    zero = begun.min()  # no request can come before it is due
+    started = np.array([sent.came_s for sent in server.log]) - r.arrival_s
+    zero = started.min()  # no request can come before it is due
     seen_first, seen_last = r.first_token_s + zero, r.finished_s + zero
     assert np.all((seen_first >= first - NEAR_S) & (seen_first <= first + NEAR_S))
     assert np.all((seen_last >= last - NEAR_S) & (seen_last <= last + NEAR_S))
@@ -71,7 +71,7 @@ def test_the_gaps_are_one_less_than_the_tokens_whatever_a_piece_holds():
         assert measured.records.gaps.total == 5 * 8
         assert measured.records.gaps.histogram.sum() == 5 * 8
         assert measured.tokens.tokens.sum() == 5 * 9
-        assert not any("token" in doubt for doubt in measured.warnings)
+        assert not any("token" in warning for warning in measured.warnings)
 
 
 def test_a_stall_shows_in_requests_that_were_due_meanwhile():
@@ -89,15 +89,15 @@ def test_a_stall_shows_in_requests_that_were_due_meanwhile():
 
 def test_latencies_count_from_when_a_request_was_due_even_where_the_client_is_late():
     """A client whose thread is held up sends late; that is in the latencies, in the facts, and doubted."""
-    held = []
+    blocked_s = []
 
-    def told(done, _of):
+    def reported(done, _of):
         if done == 3:  # within the loop: nothing can be sent meanwhile
-            held.append(time.perf_counter())
+            blocked_s.append(time.perf_counter())
             time.sleep(0.5)
 
-    measured, _ = served(Script(), requests(30, 0.02, output=1), report=told)
-    assert held
+    measured, _ = served(Script(), requests(30, 0.02, output=1), report=reported)
+    assert blocked_s
     ttft_s = metrics.request_column(measured.records.requests, "ttft_s")
     assert ttft_s.max() > 0.35
     assert measured.metadata["client"]["late_s"]["max"] > 0.35
@@ -106,7 +106,7 @@ def test_latencies_count_from_when_a_request_was_due_even_where_the_client_is_la
 
 def test_a_closed_loop_never_exceeds_its_concurrency_and_fills_it():
     measured, server = served(Script(first_s=0.01, gap_s=0.005), requests(30), concurrency=4)
-    assert server.most_at_once == 4
+    assert server.max_at_once == 4
     assert len(server.log) == 30
     r = measured.records.requests
     assert np.all(np.diff(r.arrival_s) >= 0)
@@ -115,7 +115,7 @@ def test_a_closed_loop_never_exceeds_its_concurrency_and_fills_it():
 
 def test_an_open_loop_does_not_wait_for_answers():
     _, server = served(Script(first_s=0.4), requests(20, output=1))
-    assert server.most_at_once == 20
+    assert server.max_at_once == 20
 
 
 def test_rate_and_concurrency_replace_the_arrivals():
@@ -138,7 +138,7 @@ def test_prompts_are_unique_of_exact_length_and_the_same_for_a_seed_and_a_salt()
     assert len({p[:16] for ps in prompts[1:] for p in ps}) == 30
 
 
-def test_a_run_repeats_to_the_byte_by_the_salt_that_its_record_keeps():
+def test_a_run_repeats_to_the_byte_with_the_salt_in_its_record():
     first, one = served(Script(), requests(4), warmup_requests=1, concurrency=1)
     salt = first.metadata["arguments"]["salt"]
     again, two = served(Script(), requests(4), warmup_requests=1, concurrency=1, salt=salt)
@@ -148,7 +148,7 @@ def test_a_run_repeats_to_the_byte_by_the_salt_that_its_record_keeps():
         LoadSettings(salt=-1)
 
 
-def test_a_shared_prefix_is_shared_as_far_as_asked():
+def test_a_shared_prefix_is_shared_as_far_as_requested():
     _, server = served(Script(), requests(6, prompt=40), shared_prefix=0.5)
     prompts = [sent.body["prompt"] for sent in server.log]
     assert len({tuple(p[:20]) for p in prompts}) == 1
@@ -173,7 +173,7 @@ def test_the_workloads_own_texts_are_sent():
     assert doubted(measured, "prompts were not as long as requested")
 
 
-def test_outputs_that_end_by_themselves_are_recorded_as_they_came_and_doubted():
+def test_outputs_that_stop_by_themselves_are_recorded_as_received_and_warned_about():
     can = EVERYTHING - {"ignore_eos", "min_tokens"}
     measured, _ = served(Script(can=can, stops_at=3), requests(5, output=9), capabilities=None)
     assert (measured.records.requests.output_tokens == 3).all()
@@ -182,7 +182,7 @@ def test_outputs_that_end_by_themselves_are_recorded_as_they_came_and_doubted():
     assert doubted(measured, "outputs were not as long as requested (33 % of it)")
 
 
-def test_several_tokens_in_a_piece_that_nobody_counts_are_doubted():
+def test_uncounted_chunks_of_several_tokens_are_warned_about():
     can = EVERYTHING - {"usage_each", "ids_each"}
     measured, _ = served(Script(can=can, together=3), requests(4, output=6), capabilities=None)
     assert (measured.records.requests.output_tokens == 6).all()
@@ -191,7 +191,7 @@ def test_several_tokens_in_a_piece_that_nobody_counts_are_doubted():
 
 
 @pytest.mark.parametrize("fault", ["lies", "lies of prompts"])
-def test_a_usage_that_cannot_be_true_is_told(fault):
+def test_an_impossible_usage_is_reported(fault):
     measured, _ = served(Script(faults={1: fault}), requests(5), concurrency=1)
     assert measured.errors == {"lied usage": 1}
     assert (measured.records.requests.output_tokens == 6).all()
@@ -228,7 +228,7 @@ def test_a_server_that_dies_midway_leaves_a_marked_partial_run(tmp_path):
     assert read_records(tmp_path / "partial.parquet").warnings == measured.warnings
 
 
-def test_the_time_limit_cuts_and_keeps():
+def test_a_time_limit_keeps_partial_results():
     measured, _ = served(Script(gap_s=0.05), requests(100, 0.05, output=10), time_limit_s=1.0)
     status = measured.records.requests.status
     assert (status == Status.FINISHED).any()
@@ -238,12 +238,12 @@ def test_the_time_limit_cuts_and_keeps():
     assert not measured.errors
 
 
-def test_ctrl_c_keeps_what_there_is():
-    def told(done, _of):
+def test_ctrl_c_keeps_partial_results():
+    def reported(done, _of):
         if done == 5:
             os.kill(os.getpid(), signal.SIGINT)
 
-    measured, _ = served(Script(), requests(200, 0.05, output=2), report=told)
+    measured, _ = served(Script(), requests(200, 0.05, output=2), report=reported)
     finished = int((measured.records.requests.status == Status.FINISHED).sum())
     assert 2 < finished < 100
     assert doubted(measured, "an interruption")
@@ -256,7 +256,7 @@ def test_warm_up_requests_are_sent_and_not_counted():
     assert len({tuple(sent.body["prompt"]) for sent in server.log}) == 7
 
 
-def test_the_servers_metrics_are_kept_by_the_second():
+def test_the_servers_metrics_are_recorded_every_second():
     measured, _ = served(Script(), requests(3, 0.6, output=1), scrape=True)
     columns = measured.metadata["metrics"]
     assert len(columns["at_s"]) == 2

@@ -34,26 +34,26 @@ def test_held_out_errors_fall_to_the_noise(found):
     assert found.log_sd < 2 * NOISE
 
 
-def test_held_out_first_tokens_are_as_close_as_those_of_the_very_engine(found, run, deployment):
+def test_held_out_first_tokens_are_as_close_as_with_the_true_engine(found, run, deployment):
     """Which step a request catches turns on microseconds: tables 0.3 % off the truth miss single ones by 7 % already.
 
     So those of calibrated tables may lie no farther, on average over neighbours, of which each has its own luck.
     """
     r = run.records.requests
-    held = slice(round(0.7 * len(r.arrival_s)), None)
+    held_out = slice(round(0.7 * len(r.arrival_s)), None)
 
     def off(tables):
         near = [apply(tables, {"work": factor}) for factor in np.linspace(0.997, 1.003, 12)]
-        told = [engine.simulate(run.workload, replace(deployment, cost=cost)).requests for cost in near]
-        ttft = [(one.first_token_s - one.arrival_s)[held] for one in told]
-        return float(np.mean(np.abs(ttft / (r.first_token_s - r.arrival_s)[held] - 1)))
+        reported = [engine.simulate(run.workload, replace(deployment, cost=cost)).requests for cost in near]
+        ttft = [(one.first_token_s - one.arrival_s)[held_out] for one in reported]
+        return float(np.mean(np.abs(ttft / (r.first_token_s - r.arrival_s)[held_out] - 1)))
 
     assert off(found.tables) < 1.3 * off(apply(deployment.cost, TRUTH))
     assert off(deployment.cost) > 2 * off(found.tables)
 
 
 @pytest.mark.slow
-def test_a_delay_outside_the_engine_is_told_apart_and_put_into_the_front_of_the_tables(deployment):
+def test_a_delay_outside_the_engine_is_isolated_and_put_into_the_front_of_the_tables(deployment):
     run = measured(requests(2.0), deployment, {"work": 1.2}, client_s=0.05)
     calibration = calibrate([run], deployment)
     assert calibration["client"].determined
@@ -62,8 +62,8 @@ def test_a_delay_outside_the_engine_is_told_apart_and_put_into_the_front_of_the_
     assert {e.part: e.log_sd for e in calibration.tables.evidence.errors}["front"] > 0
     assert not any("outside the engine" in note for note in calibration.notes)
     assert calibration["host_step"].value < 0.001
-    told = engine.simulate(run.workload, replace(deployment, cost=calibration.tables)).requests
-    ttft = [np.median(r.first_token_s - r.arrival_s) for r in (told, run.records.requests)]
+    reported = engine.simulate(run.workload, replace(deployment, cost=calibration.tables)).requests
+    ttft = [np.median(r.first_token_s - r.arrival_s) for r in (reported, run.records.requests)]
     assert abs(ttft[0] / ttft[1] - 1) < 2 * NOISE
 
 
@@ -101,7 +101,7 @@ def test_all_parameters_at_once_agree_with_what_was_planted(deployment):
 
 
 @pytest.mark.slow
-def test_short_contexts_do_not_tell_of_attention(deployment):
+def test_short_contexts_do_not_determine_attention(deployment):
     """Such runs name what they cannot tell and leave it where it was, however far off it is."""
     workload = requests(12.0, prompt=(16, 64), output=(20, 60))
     calibration = calibrate([measured(workload, deployment, {"work": 1.4, "prefill": 3.0})], deployment)
@@ -113,7 +113,7 @@ def test_short_contexts_do_not_tell_of_attention(deployment):
     assert {e.part for e in calibration.tables.evidence.errors} >= {"step", "prefill"}
 
 
-def test_parameters_that_are_not_asked_for_stay(run, deployment):
+def test_parameters_that_are_not_requested_stay(run, deployment):
     calibration = calibrate([run], deployment, fit=["work"])
     assert [p.name for p in calibration.determined] == ["work"]
     assert calibration["decode"].value == 1.0
@@ -161,7 +161,7 @@ def test_tables_that_are_right_stay_as_they_were(deployment, noise):
 
 
 @pytest.mark.slow
-def test_several_loads_of_long_contexts_tell_decode_attention_apart(deployment):
+def test_several_loads_of_long_contexts_isolate_decode_attention(deployment):
     truth = {"decode": 1.5, "work": 1.1}
     runs = [
         measured(requests(rate, 80, k, prompt=prompt, output=(100, 400)), deployment, truth, seed=k)
@@ -177,11 +177,11 @@ def test_several_loads_of_long_contexts_tell_decode_attention_apart(deployment):
 @pytest.mark.slow
 def test_a_machine_that_drifts_from_run_to_run_widens_intervals(deployment):
     """Repeats that lie 15 % about the tables given move nothing; equally many that agree do."""
-    workload, held = requests(n=60), measured(requests(3.0, 60, seed=5), deployment, {}, seed=5)
+    workload, held_out = requests(n=60), measured(requests(3.0, 60, seed=5), deployment, {}, seed=5)
 
     def fitted(*works):
         runs = [measured(workload, deployment, {"work": w}, seed=k) for k, w in enumerate(works)]
-        return calibrate(runs, deployment, holdout=[held], fit=["work"])["work"]
+        return calibrate(runs, deployment, holdout=[held_out], fit=["work"])["work"]
 
     drifted, steady = fitted(0.85, 1.24, 1.17), fitted(1.08, 1.08, 1.08)
     assert drifted.value == drifted.prior == 1.0

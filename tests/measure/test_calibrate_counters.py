@@ -14,7 +14,7 @@ from lengthwise import engine
 from lengthwise.measure.calibration import calibrate, step_evidence
 from lengthwise.measure.calibration.busy_periods import MIN_STEPS, busy_periods_of, counters_of, max_steps
 from lengthwise.measure.calibration.measured_runs import run_of
-from lengthwise.measure.calibration.parameters import host_line
+from lengthwise.measure.calibration.parameters import linear_host_cost
 from lengthwise.measure.calibration.step_evidence import kinds_of
 from lengthwise.schema.errors import InputError
 
@@ -34,7 +34,7 @@ def periods(run, validation=0.0, limits=LIMITS):
 
 def told_by(evidence, deployment):
     """Work's factor and the host's seconds of a step, by robust least squares of relative errors; the rest is known."""
-    known = {"host_step": 0.0, "log_step": 0.0, "host_sequence": host_line(deployment.cost.host_s)[1]}
+    known = {"host_step": 0.0, "log_step": 0.0, "host_sequence": linear_host_cost(deployment.cost.host_s)[1]}
     rest = evidence.predict(evidence.parts | {"work": 0 * evidence.seconds}, known)
     steps = evidence.parts.get("steps", np.ones(len(evidence.seconds)))
     columns = np.column_stack([evidence.parts["work"], steps]) / evidence.seconds[:, None]
@@ -55,7 +55,7 @@ def of_counters(run, deployment):
 def test_busy_periods_cost_what_the_engine_took(deployment, load, period_s):
     workload = requests(**LOADS[load])
     found, _ = of_counters(scraped(workload, deployment, STEADY, period_s), deployment)
-    step_s, sequence_s = host_line(deployment.cost.host_s)
+    step_s, sequence_s = linear_host_cost(deployment.cost.host_s)
     values = {"host_step": step_s, "host_sequence": sequence_s} | STEADY
     assert len(found.seconds) > 5
     assert abs(np.median(found.residuals(values))) < 0.01
@@ -72,8 +72,8 @@ def test_counters_alone_recover_planted_parameters(deployment):
         workload = requests(seed=seed, **LOADS[("long", "few at a time", "short")[k % 3]])
         truth = {"work": work, "host_step": host_s}
         run = streamed(workload, deployment, truth, period_s, late_s=1e-4, answer_s=answer_s)
-        ours = told_by(of_counters(run, deployment)[0], deployment)
-        within.append(abs(ours[0] / work - 1) <= 0.05 and abs(ours[1] - host_s) <= 3.5e-4)
+        computed = told_by(of_counters(run, deployment)[0], deployment)
+        within.append(abs(computed[0] / work - 1) <= 0.05 and abs(computed[1] - host_s) <= 3.5e-4)
     assert np.mean(within) >= 0.9
 
 
@@ -99,7 +99,7 @@ def test_a_calibration_to_counters_is_as_good_as_one_to_a_log(deployment):
     assert host < max(0.25, 2 * log_host)
 
 
-def test_counters_are_fitted_unasked_and_told(deployment):
+def test_counters_are_fitted_by_default_and_noted(deployment):
     run = scraped(requests(), deployment, TRUTH, 1.0)
     found = calibrate([run], deployment, fit=MIN_COUNT)
     for name, value in TRUTH.items():
@@ -124,13 +124,13 @@ def test_only_the_fitted_part_of_a_run_is_looked_at(deployment):
 def test_what_was_counted_is_in_the_kinds_of_steps(deployment):
     found = periods(scraped(requests(), deployment, TRUTH, 0.5))
     stretch, steps, kinds = kinds_of(found, deployment)
-    for column, told in (
+    for column, reported in (
         ("prefill_tokens", found.prompt_tokens),
         ("prefill_seqs", found.prompts),
         ("decode_seqs", found.decodes),
     ):
         sums = np.bincount(stretch, weights=steps * getattr(kinds, column))
-        np.testing.assert_allclose(sums, told, rtol=1e-9, atol=1e-6)
+        np.testing.assert_allclose(sums, reported, rtol=1e-9, atol=1e-6)
     assert found.steps.min() >= MIN_STEPS
     assert (kinds.prefill_tokens + kinds.decode_seqs).max() <= LIMITS.max_num_batched_tokens * 1.01
 
@@ -165,11 +165,11 @@ def test_in_a_stretch_the_engine_never_idled(deployment):
     np.testing.assert_allclose(busy_s[last] - busy_s[first], found.seconds, rtol=0.02)
 
 
-def test_a_host_whose_seconds_bend_with_sequences_is_counted_whole(deployment):
+def test_a_host_with_nonlinear_seconds_per_sequence_is_counted_completely(deployment):
     bent = deployment.cost.host_s + 1e-3 * np.sqrt(np.arange(len(deployment.cost.host_s)))
     bent = replace(deployment, cost=replace(deployment.cost, host_s=bent))
     found, _ = of_counters(streamed(requests(3.0), bent, {}, 1.0, late_s=1e-4), bent)
-    step_s, sequence_s = host_line(bent.cost.host_s)
+    step_s, sequence_s = linear_host_cost(bent.cost.host_s)
     values = {"host_step": step_s, "host_sequence": sequence_s}
     assert abs(np.median(found.residuals(values))) < 0.01
 
@@ -195,7 +195,7 @@ def changed(run, **columns):
         ({"iteration_tokens_total_count": lambda c: [None] * len(c)}, "never between two looks was it busy"),
     ],
 )
-def test_counters_that_do_not_tell_steps_seconds_are_not_fitted(deployment, change, report):
+def test_counters_without_step_seconds_are_not_fitted(deployment, change, report):
     run = changed(scraped(requests(n=60), deployment, TRUTH, 0.25), **change)
     evidence, (note,) = of_counters(run, deployment)
     assert evidence is None
@@ -206,11 +206,11 @@ def test_counters_that_do_not_tell_steps_seconds_are_not_fitted(deployment, chan
 def test_counters_of_another_kind_are_named_and_left(deployment):
     run = scraped(requests(n=60), deployment, TRUTH, 0.25)
     columns = run.metadata["metrics"]
-    for gone, told in (
+    for gone, reported in (
         ("time_to_first_token", "lack vllm:time_to_first_token_seconds_count"),
         ("bucket", "lack the buckets of vllm:iteration_tokens_total"),
     ):
-        assert told in counters_of({name: c for name, c in columns.items() if gone not in name})
+        assert reported in counters_of({name: c for name, c in columns.items() if gone not in name})
     drafts = columns | {"vllm:spec_decode_num_drafts_total": [1.0] * len(columns["at_s"])}
     assert "drafts tokens" in counters_of(drafts)
     two = engine.deploy("llama-3-8b", "H100", limits=LIMITS, replicas=2)
@@ -246,8 +246,8 @@ def front_steps(run, workload, deployment, odd):
     """So far at each look, the steps in which a front that has every second request got a token."""
     records = simulated(workload, deployment, TRUTH)
     times = token_times(records, 1e-9, np.random.default_rng(0))
-    mine = np.arange(len(workload)) % 2 == odd
-    at_s = np.unique(np.round(times.at_s[np.repeat(mine, np.diff(times.start))], 4))
+    own = np.arange(len(workload)) % 2 == odd
+    at_s = np.unique(np.round(times.at_s[np.repeat(own, np.diff(times.start))], 4))
     return np.searchsorted(at_s, run.metadata["metrics"]["at_s"], side="right")
 
 

@@ -61,10 +61,10 @@ def test_what_noise_explains_and_what_was_moved_is_written(value, low, high):
     ],
     ids=["slower", "faster", "moved little", "near enough", "unsure"],
 )
-def test_tables_that_were_moved_far_and_are_far_off_are_doubted(value, low, high, doubted):
-    doubt = found(value=value, low=low, high=high).warning
-    assert bool(doubt) is doubted
-    assert not doubted or f"token work to {value:g} times" in doubt
+def test_tables_that_were_moved_far_and_are_far_off_are_warned_about(value, low, high, doubted):
+    one_warning = found(value=value, low=low, high=high).warning
+    assert bool(one_warning) is doubted
+    assert not doubted or f"token work to {value:g} times" in one_warning
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,7 @@ def test_tables_that_were_moved_far_and_are_far_off_are_doubted(value, low, high
         ({"deployment": {"model": "tiny", "model_shape": {"layers": 32}}}, True),
     ],
 )
-def test_runs_that_do_not_tell_their_model_are_noted_and_refused_where_they_fit_badly(
-    metadata, report, run, deployment
-):
+def test_runs_of_an_unknown_model_are_noted_and_refused_where_they_fit_badly(metadata, report, run, deployment):
     far = found(value=4.0, low=0.3, high=0.5)
     runs = [run_of(replace(run, metadata=metadata), "half", 0.3)]
     noted = "the origin of these runs is unknown: half"
@@ -125,10 +123,10 @@ def with_host(*, low_s: float, share: float, after: float = 0.05) -> Calibration
     ],
     ids=["takes all", "fits badly", "beside slow kernels", "slow, believable", "believable, off"],
 )
-def test_a_host_that_takes_up_what_tables_lack_is_doubted(low_s, share, after, words):
-    doubt = with_host(low_s=low_s, share=share, after=after).warning
-    assert words in doubt
-    assert bool(doubt) is bool(words)
+def test_a_host_that_absorbs_missing_table_costs_is_warned_about(low_s, share, after, words):
+    one_warning = with_host(low_s=low_s, share=share, after=after).warning
+    assert words in one_warning
+    assert bool(one_warning) is bool(words)
 
 
 @pytest.mark.slow
@@ -160,10 +158,10 @@ def test_a_fit_that_looks_well_by_a_host_beyond_belief_is_refused(gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "setting"), [("vllm", "wide-half-0"), ("transformers", "fifo-half-0")])
-def test_runs_on_their_own_slow_device_are_taken_though_none_tells_of_it(engine, setting):
+def test_runs_on_their_own_slow_device_are_accepted_though_none_names_it(engine, setting):
     folder = RETAINED.parent / engine
-    kept = json.loads((folder / "device.json").read_text())["gpu"]
-    cpu = GpuSpec(**kept | {"aliases": tuple(kept["aliases"])})
+    retained = json.loads((folder / "device.json").read_text())["gpu"]
+    cpu = GpuSpec(**retained | {"aliases": tuple(retained["aliases"])})
     limits = EngineLimits(max_num_seqs=32, max_model_len=1024, weight_dtype="float32", kv_dtype="float32")
     run = read_records(folder / f"{setting}.measured.parquet")
     model = str(next(path for path in (folder / "small.json", RETAINED / "small.json") if path.exists()))
@@ -173,7 +171,7 @@ def test_runs_on_their_own_slow_device_are_taken_though_none_tells_of_it(engine,
 
 
 @pytest.mark.slow
-def test_doubted_runs_are_taken_where_one_allows_them_and_noted():
+def test_doubtful_runs_are_accepted_where_allowed_and_noted():
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
     taken = calibrate([other], deploy("llama-3.1-8b", "H100"), allow=["warnings"])
     assert any("is unknown" in note for note in taken.notes)

@@ -12,7 +12,7 @@ from lengthwise.measure.calibration import calibrate
 from lengthwise.measure.calibration.measured_runs import split_of
 
 
-def test_what_is_held_out_is_never_looked_at(run, found, deployment):
+def test_held_out_requests_are_never_used(run, found, deployment):
     """Times of held-out requests change no parameter and no table, to the bit; errors tell of them."""
     r = run.records.requests
     late = np.arange(len(r.arrival_s)) >= len(r.arrival_s) - found.held_out
@@ -32,7 +32,7 @@ def test_what_is_held_out_is_never_looked_at(run, found, deployment):
 
 
 @pytest.mark.slow
-def test_of_several_loads_a_middle_one_is_held_out_whole(deployment):
+def test_of_several_loads_a_middle_one_is_held_out_completely(deployment):
     runs = [measured(requests(rate, 90, seed), deployment, seed=seed) for seed, rate in enumerate((8.0, 1.0, 4.0))]
     calibration = calibrate(runs, deployment, fit=MIN_COUNT)
     assert {s.run for s in calibration.scores} == {"4.0 a second"}
@@ -49,7 +49,7 @@ def test_runs_may_be_held_out_by_name(run, deployment):
     assert errors(calibration, "tpot", "each")[0].after < errors(calibration, "tpot", "each")[0].before
 
 
-def test_a_move_is_told_to_be_worse_where_held_out_requests_say_so(run, deployment):
+def test_a_change_is_reported_as_worse_where_held_out_requests_show_it(run, deployment):
     """Held-out times are those of the tables given, the fitted ones are not: an honest score must notice."""
     workload = requests(n=100, seed=3)
     right = measured(workload, deployment, {}, seed=3)
@@ -76,7 +76,7 @@ def test_repeats_of_a_load_are_held_out_together(deployment):
     np.testing.assert_array_equal(two.runs[0].validation, two.runs[2].validation)
 
 
-def test_a_repeat_that_is_held_out_is_told_to_be_one(run, deployment):
+def test_a_held_out_repeat_is_reported_as_one(run, deployment):
     again, other = (measured(run.workload, deployment, seed=9), measured(requests(3.0, 100, seed=5), deployment))
     (note,) = split_of([run], deployment, [again, other], ()).notes
     assert "is a repeat of a run that was fitted" in note

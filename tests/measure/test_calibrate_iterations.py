@@ -44,7 +44,7 @@ def test_a_log_without_the_cache_is_read(tmp_path):
     assert np.isnan(read_iterations(path).kv_share).all()
 
 
-def test_lines_tell_when_they_were_logged_and_may_not(tmp_path):
+def test_log_lines_may_or_may_not_have_a_time(tmp_path):
     path = write(tmp_path / "log", [(0, 0, 4, 9.5, 3.0)] * 20)
     days = 31 + 29 + 31 + 30 + 31 + 30 + 31 + 31 + 30 + 31 + 20
     assert (read_iterations(path).at_s == (24 * days + 10) * 3600.0).all()
@@ -76,17 +76,17 @@ def test_steps_cost_what_the_engine_charges(tmp_path):
     values = {"work": 1.2, "prefill": 0.8, "decode": 1.5, "log_step": 1e-3, "host_sequence": 2e-5}
     steps = [(1, 700, 0, 1.0, 0.0), (0, 0, 1, 1.0, 0.0), *[(0, 0, 2, 1.0, 0.0)] * 20]
     log = read_iterations(write(tmp_path / "log", steps))
-    ours = step_seconds(step_parts(log, deployment), values)
+    own = step_seconds(step_parts(log, deployment), values)
     cost = apply(deployment.cost, values | {"host_step": values["log_step"]})
     prefill = (
         32 * (cost.layer_s[700] + _read(cost.prefill_s, 700)) + cost.first_s[700] + cost.head_s[1] + cost.host_s[1]
     )
-    assert ours[0] == pytest.approx(prefill, rel=1e-6)
+    assert own[0] == pytest.approx(prefill, rel=1e-6)
     decode = 32 * (cost.layer_s[1] + cost.decode_s[1, 1]) + cost.first_s[1] + cost.head_s[1] + cost.host_s[1]
-    assert ours[1] == pytest.approx(decode, rel=1e-6)
+    assert own[1] == pytest.approx(decode, rel=1e-6)
 
 
-def test_decodes_beside_prompts_cost_what_the_engine_charges(tmp_path):
+def test_decodes_next_to_prompts_cost_what_the_engine_charges(tmp_path):
     """As the engine's own reader prices a step of both."""
     deployment = engine.deploy("llama-3-8b", "H100")
     cost = deployment.cost
@@ -94,11 +94,11 @@ def test_decodes_beside_prompts_cost_what_the_engine_charges(tmp_path):
     steps = [(1, 512, 4, 1.0, 1.0), (0, 0, 4, 1.0, 1.0), *[(0, 0, 2, 1.0, 0.0)] * 20]
     log = read_iterations(write(tmp_path / "log", steps))
     parts = step_parts(log, replace(deployment, cost=cost))
-    held = 0.01 * deployment.kv.num_blocks * deployment.kv.block_size
+    held_out = 0.01 * deployment.kv.num_blocks * deployment.kv.block_size
     reader = CostReader(cost)
-    beside = reader.step(4, round(held - 512), [(512, 0)]).decode_attention_s
-    alone = reader.step(4, round(held), []).decode_attention_s
-    assert parts["decode"][:2] == pytest.approx([beside, alone], rel=1e-3)
+    companion = reader.step(4, round(held_out - 512), [(512, 0)]).decode_attention_s
+    alone = reader.step(4, round(held_out), []).decode_attention_s
+    assert parts["decode"][:2] == pytest.approx([companion, alone], rel=1e-3)
     assert parts["decode"][0] > 2.5 * parts["decode"][1]
 
 
@@ -110,12 +110,12 @@ def test_dense_masks_cost_logged_steps_what_the_engine_charges(tmp_path):
     parts = step_parts(log, deployment)
     values = {"log_step": 0.0, "host_sequence": 0.0}
     more_s = step_seconds(parts, values | {"masked": masked.masked_s}) - step_seconds(parts, values)
-    held = round(0.01 * deployment.kv.num_blocks * deployment.kv.block_size)
-    asked = [(4, held - 512, [(256, 0)] * 2), (4, held, []), (0, 0, [(512, 0)]), (1, held, [])]
-    told = [step_time(masked)(*step) - step_time(deployment.cost)(*step) for step in asked]
-    assert more_s[:4] == pytest.approx(told, rel=1e-3, abs=1e-12)
-    assert told[0] > told[1] > 1e-5
-    assert told[2:] == [0.0, 0.0]
+    held_out = round(0.01 * deployment.kv.num_blocks * deployment.kv.block_size)
+    requested = [(4, held_out - 512, [(256, 0)] * 2), (4, held_out, []), (0, 0, [(512, 0)]), (1, held_out, [])]
+    reported = [step_time(masked)(*step) - step_time(deployment.cost)(*step) for step in requested]
+    assert more_s[:4] == pytest.approx(reported, rel=1e-3, abs=1e-12)
+    assert reported[0] > reported[1] > 1e-5
+    assert reported[2:] == [0.0, 0.0]
 
 
 def _read(table, chunk):

@@ -58,7 +58,7 @@ def test_an_engine_without_masks_is_left_without(small):
     assert "masked" not in {p.name for p in found.parameters}
 
 
-def test_masks_are_a_parameter_where_they_are_asked_for_or_known(small):
+def test_masks_are_a_parameter_where_requested_or_known(small):
     def names(deployment, **requested):
         return [prior.name for prior in parameters.priors(deployment, logged=False, **requested)]
 
@@ -81,7 +81,7 @@ def test_the_search_starts_from_seconds_of_a_prompts_own_pairs(small):
 
 
 @pytest.mark.slow
-def test_what_costs_more_than_a_mask_may_is_refused_and_doubted(small, monkeypatch):
+def test_a_cost_beyond_that_of_a_mask_is_refused_with_a_warning(small, monkeypatch):
     monkeypatch.setattr(calibration, "MAX_PAIR_RATIO", 0.3)
     found = calibrate(runs(small, {"work": 1.2, "masked": pair_s(small)}), small)
     assert found.tables.masked_s == 0.0
@@ -107,7 +107,7 @@ def test_a_prompts_own_pair_is_what_one_more_costs_in_the_largest_chunk(small):
     assert own_pair_s(flat) == 0.0
 
 
-def test_masks_that_are_taken_are_told_and_doubted_where_they_cost_too_much(small):
+def test_masks_are_noted_and_warned_about_where_they_cost_too_much(small):
     own_s = own_pair_s(small)
     assert mask_notes({"masked": 0.0}, small) == []
     (usual,) = mask_notes({"masked": own_s}, small)
@@ -128,7 +128,7 @@ def test_masks_are_looked_for_or_not_and_nothing_else(small):
 
 
 @pytest.mark.slow
-def test_masks_that_nobody_may_look_for_are_not_found(small):
+def test_masks_that_may_not_be_searched_for_are_not_found(small):
     found = calibrate(runs(small, {"work": 1.2, "masked": pair_s(small)}), small, masks="no")
     assert found.tables.masked_s == 0.0
     assert "masked" not in {p.name for p in found.parameters}
@@ -154,7 +154,7 @@ def test_masks_are_not_looked_for_in_runs_of_an_engine_that_has_none(small):
     found = calibrate(of_engine(masked, "vllm"), small, allow=("warnings",))
     assert found.tables.masked_s == 0.0
     assert any("dense masks were not looked for: vllm attends by request" in note for note in found.notes)
-    asked = calibrate(masked, small, masks="no", allow=("warnings",))
-    assert [p.value for p in asked.parameters] == [p.value for p in found.parameters]
-    assert found.simulations == asked.simulations
-    assert not any("not looked for" in note for note in asked.notes)
+    sent = calibrate(masked, small, masks="no", allow=("warnings",))
+    assert [p.value for p in sent.parameters] == [p.value for p in found.parameters]
+    assert found.simulations == sent.simulations
+    assert not any("not looked for" in note for note in sent.notes)

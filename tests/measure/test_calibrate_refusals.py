@@ -38,7 +38,7 @@ class TestRefusals:
         assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fitted
 
     @pytest.mark.parametrize("served", ["tiny", "/models/mine", "meta-llama/Meta-Llama-3-8B-Instruct"])
-    def test_a_served_name_that_tells_nothing_is_no_doubt(self, run, deployment, served):
+    def test_an_uninformative_served_name_raises_no_warning(self, run, deployment, served):
         assert split_of([replace(run, metadata={"model": served})], deployment, 0.3, ()).fitted
 
     def test_simulated_runs(self, run, deployment):
@@ -46,7 +46,7 @@ class TestRefusals:
             calibrate([replace(run, source="simulate")], deployment)
         assert calibrate([replace(run, source="simulate")], deployment, allow=["simulated"], fit=["work"]).fitted
 
-    def test_doubts(self, run, deployment):
+    def test_warnings_refuse_a_run(self, run, deployment):
         with pytest.raises(InputError, match="the client was late"):
             calibrate([replace(run, warnings=("the client was late",))], deployment)
         with pytest.raises(InputError, match="3 requests failed of timeout"):
@@ -147,5 +147,5 @@ def test_how_many_share_a_moment_for_a_share_of_the_time(intervals, share):
     end_s = start_s + np.array([lasts for _, lasts in intervals], float)
     counts = [int(((start_s <= t) & (end_s > t)).sum()) for t in np.arange(30)]
     busy = sum(count > 0 for count in counts)
-    held = [n for n in range(1, len(intervals) + 1) if sum(count >= n for count in counts) >= max(1, share * busy)]
-    assert at_once(start_s, end_s, share) == max(held, default=0)
+    held_out = [n for n in range(1, len(intervals) + 1) if sum(count >= n for count in counts) >= max(1, share * busy)]
+    assert at_once(start_s, end_s, share) == max(held_out, default=0)

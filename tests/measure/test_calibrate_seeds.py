@@ -20,16 +20,16 @@ def answers(deployment):
 @pytest.mark.slow
 def test_intervals_hold_the_planted_values_and_what_other_seeds_moved_to(answers):
     for name, truth in PLANTED.items():
-        told = [found[name] for found in answers]
-        for one in told:
+        reported = [found[name] for found in answers]
+        for one in reported:
             assert one.low <= truth <= one.high, name
-            for other in told:
+            for other in reported:
                 assert one.low <= other.high, name
                 assert other.value == other.prior or one.low <= other.value <= one.high, name
 
 
 @pytest.mark.slow
-def test_held_out_errors_do_not_hang_on_the_seed(answers):
+def test_held_out_errors_do_not_depend_on_the_seed(answers):
     for at, change in enumerate(answers[0].changes):
         after = [found.changes[at].after for found in answers]
         assert max(after) - min(after) < 0.04, change.metric

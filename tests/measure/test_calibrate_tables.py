@@ -27,8 +27,8 @@ def test_a_saved_calibration_changes_what_is_simulated(run, found, deployment, t
         np.median(r.finished_s - r.arrival_s)
         for r in (engine.simulate(run.workload, d).requests for d in (deployment, loaded))
     ]
-    theirs = np.median(run.records.requests.finished_s - run.records.requests.arrival_s)
-    assert abs(jct[1] / theirs - 1) < 0.03 < abs(jct[0] / theirs - 1)
+    other = np.median(run.records.requests.finished_s - run.records.requests.arrival_s)
+    assert abs(jct[1] / other - 1) < 0.03 < abs(jct[0] / other - 1)
 
 
 def test_tables_know_how_far_the_runs_reached_and_how_far_they_are_off(run, found):
@@ -56,8 +56,8 @@ def test_errors_of_parts_are_those_of_intervals_and_steps_have_the_rest(deployme
         parameter("host_step", 1e-3, 2e-3, unit="s"),
         parameter("client", 0.0, 1e-3, unit="s"),
     ]
-    told = part_errors(deployment.cost, found, {"work": 0.8}, 0.03, 0.05)
-    sd = {e.part: e.log_sd for e in told}
+    reported = part_errors(deployment.cost, found, {"work": 0.8}, 0.03, 0.05)
+    sd = {e.part: e.log_sd for e in reported}
     assert sd["layer"] == pytest.approx(np.log(1.04) / 1.96)
     assert sd["decode"] == pytest.approx(np.log(2) / 1.96)
     assert sd["prefill"] == pytest.approx(0.04)  # times to the first token are off by more

@@ -26,17 +26,17 @@ def run(load: str, repeat: int, n: int):
     return SimpleNamespace(load=load, repeat=repeat, measured=SimpleNamespace(workload=range(n)))
 
 
-def test_whole_rounds_are_fitted_until_there_are_enough_requests(modules):
+def test_complete_rounds_are_fitted_until_there_are_enough_requests(modules):
     runs = [run(load, k, n) for k in range(2) for load, n in (("static", 60), ("half", 80), ("high", 120))]
-    fitted, held = modules.enough(runs, 300)
-    assert (fitted, held) == (runs[:4], runs[4])
-    fitted, held = modules.enough(runs, 50)
+    fitted, held_out = modules.enough(runs, 300)
+    assert (fitted, held_out) == (runs[:4], runs[4])
+    fitted, held_out = modules.enough(runs, 50)
     assert {one.load for one in fitted} == {"static", "half", "high"}
-    assert (len(fitted), held) == (3, runs[3])
+    assert (len(fitted), held_out) == (3, runs[3])
     assert modules.enough(runs, 9000) == (runs[:-1], runs[-1])
 
 
-def test_planted_runs_have_three_loads_counters_and_an_engine_that_nobody_names(modules):
+def test_planted_runs_have_three_loads_counters_and_an_unnamed_engine(modules):
     case = modules.planted_case()
     assert sum(len(one.workload) for one in case.runs) == modules.TIMED_REQUESTS
     assert all("metrics" in one.metadata and "engine" not in one.metadata for one in case.runs)
@@ -51,7 +51,7 @@ def test_planted_runs_have_three_loads_counters_and_an_engine_that_nobody_names(
         ([], 1e-9, ("nothing", "found")),
     ],
 )
-def test_a_timed_calibration_says_what_it_looked_at_and_for(modules, notes, masked_s, report):
+def test_a_timed_calibration_reports_what_it_used_and_searched_for(modules, notes, masked_s, report):
     found = SimpleNamespace(notes=notes, tables=SimpleNamespace(masked_s=masked_s))
     assert (modules.additional(found, None), modules.masks(found)) == report
     assert modules.additional(found, object()) == "a log of steps"

@@ -47,7 +47,7 @@ def run_of(circle, deployment, slower: float, *, load: str = "high", repeat: int
 
 
 @pytest.mark.parametrize(("slower", "side"), [(1.0, "satisfied"), (1.1, "satisfied"), (1.5, "above"), (0.6, "below")])
-def test_an_engine_lies_within_where_it_is_off_by_what_errors_say(modules, deployment, slower, side):
+def test_an_engine_lies_within_the_interval_if_its_error_is_as_stated(modules, deployment, slower, side):
     circle, coverage = modules
     run = run_of(circle, deployment, slower)
     found = coverage.intervals_of(deployment, run, 32, 0.95, sampling=False)
@@ -84,9 +84,9 @@ def test_a_load_is_the_median_of_its_repeats(modules):
 
 def test_the_row_takes_blind_errors(modules, deployment):
     circle, coverage = modules
-    held = [run_of(circle, deployment, slower, repeat=k) for k, slower in enumerate((1.28, 1.3, 1.32))]
+    held_out = [run_of(circle, deployment, slower, repeat=k) for k, slower in enumerate((1.28, 1.3, 1.32))]
     stored = replace(deployment, cost=replace(deployment.cost, evidence=CostEvidence(errors=(PartError("step", 0.3),))))
-    row = coverage.coverage_row({"wide": stored}, [PartError("step", 0.01)], held)
+    row = coverage.coverage_row({"wide": stored}, [PartError("step", 0.01)], held_out)
     details = row["details"]
     assert details["n"] == len(coverage.COUNTED)
     assert row["value"] == details["satisfied"] / 5

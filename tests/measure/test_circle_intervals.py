@@ -36,7 +36,7 @@ def test_a_load_measured_once_has_no_interval(intervals):
     assert intervals.of_repeats({}, 1.0) is None
 
 
-def test_one_simulation_is_as_uncertain_as_the_repeats_are_far_apart(intervals):
+def test_one_simulation_is_as_uncertain_as_the_spread_of_repeats(intervals):
     """Each simulated run takes 1 s; the engine took 1, 1.1 and 0.8 s."""
     seconds = (1.0, 1.1, 0.8)
     low, high = intervals.of_repeats({"a-high": repeats(*(1 / s - 1 for s in seconds), measured_s=seconds)}, 0.0)
@@ -44,7 +44,7 @@ def test_one_simulation_is_as_uncertain_as_the_repeats_are_far_apart(intervals):
     assert high == pytest.approx(0.25)
 
 
-def test_blocks_of_requests_widen_what_equal_repeats_tell(intervals):
+def test_blocks_of_requests_widen_the_interval_of_equal_repeats(intervals):
     rng = np.random.default_rng(3)
     measured_s = rng.lognormal(0.0, 0.5, 200)
     simulated_s = measured_s * np.exp(0.05 + 0.3 * rng.standard_normal(200))
@@ -58,11 +58,11 @@ def test_blocks_of_requests_widen_what_equal_repeats_tell(intervals):
     assert wide - narrow > high - low
 
 
-def test_a_quantile_that_nobody_tells_is_no_draw(intervals):
+def test_an_unreported_quantile_is_no_draw(intervals):
     measured_s = np.array([1.0, np.nan, np.nan, np.nan])
-    told, simulated_s = intervals.of_run(measured_s, np.ones(4), 0.5, 0)
-    assert np.isfinite(told).all()
-    assert len(told) == len(simulated_s) < intervals.DRAWS_OF_A_RUN
+    reported, simulated_s = intervals.of_run(measured_s, np.ones(4), 0.5, 0)
+    assert np.isfinite(reported).all()
+    assert len(reported) == len(simulated_s) < intervals.DRAWS_OF_A_RUN
 
 
 def test_of_scores_all_ends_are_taken_together(intervals):

@@ -31,7 +31,7 @@ def modules():
         sys.path[:] = path
 
 
-def test_a_watched_run_keeps_its_deployment_and_is_refused_for_another(modules, tmp_path):
+def test_a_watched_run_stores_its_deployment_and_is_refused_for_another(modules, tmp_path):
     circle, vllm = modules
     served, log = deploy("opt-125m", "H100"), tmp_path / "vllm.log"
     log.write_text("")
@@ -41,17 +41,17 @@ def test_a_watched_run_keeps_its_deployment_and_is_refused_for_another(modules, 
         run = watched.bench(requests)
     assert unknown_origin([run], ["one"], served) == ""
     assert origin_warnings(run, served) == []
-    (doubt,) = origin_warnings(run, deploy("llama-3.1-8b", "H100"))
-    assert "it is of the model opt-125m" in doubt
+    (warning,) = origin_warnings(run, deploy("llama-3.1-8b", "H100"))
+    assert "it is of the model opt-125m" in warning
     bare = replace(run, metadata={key: of for key, of in run.metadata.items() if key != "deployment"})
     assert "the origin of these runs is unknown: one" in unknown_origin([bare], ["one"], served)
 
 
-def test_it_keeps_what_bench_keeps_of_a_scenario(modules, tmp_path):
+def test_a_run_stores_what_bench_stores_of_a_scenario(modules, tmp_path):
     circle, _ = modules
     text = '[workload]\npreset = "chat-1m"\nnum_requests = 9\n'
     text += '[deployment]\nmodel = "llama-3.1-8b"\ngpu = "H100"\ntp = 2\n'
     (tmp_path / "s.toml").write_text(f"{text}[engine]\nmax_model_len = 4096\n")
-    kept = deployment_of_server(tmp_path / "s.toml", None, None, [])
-    told = circle.facts_of(of_scenario(loads((tmp_path / "s.toml").read_text())))
-    assert {key: kept[key] for key in told} == told
+    retained = deployment_of_server(tmp_path / "s.toml", None, None, [])
+    reported = circle.facts_of(of_scenario(loads((tmp_path / "s.toml").read_text())))
+    assert {key: retained[key] for key in reported} == reported

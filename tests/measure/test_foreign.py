@@ -33,7 +33,7 @@ def column(measured, name):
 
 
 def doubted(measured, words):
-    return any(words in doubt for doubt in measured.warnings)
+    return any(words in warning for warning in measured.warnings)
 
 
 def test_vllm_bench_serve(tmp_path):
@@ -59,17 +59,17 @@ def test_vllm_at_a_concurrency_is_a_closed_loop(tmp_path):
     assert measured.records.requests.arrival_s.tolist() == [0.0, 0.5, 1.0]
 
 
-def test_vllm_without_start_times_has_no_arrivals_and_says_so(tmp_path):
-    told = {key: value for key, value in VLLM.items() if key != "start_times"}
-    measured = read_foreign(written(tmp_path, told))
+def test_vllm_without_start_times_has_no_arrivals_and_a_warning(tmp_path):
+    reported = {key: value for key, value in VLLM.items() if key != "start_times"}
+    measured = read_foreign(written(tmp_path, reported))
     assert doubted(measured, "arrivals are missing")
     assert column(measured, "ttft_s")[0] == pytest.approx(0.5)
 
 
-def test_vllm_without_details_is_told_how_to_have_them(tmp_path):
-    told = {key: value for key, value in VLLM.items() if not isinstance(value, list)}
+def test_vllm_without_details_is_refused_with_the_remedy(tmp_path):
+    reported = {key: value for key, value in VLLM.items() if not isinstance(value, list)}
     with pytest.raises(InputError, match="--save-detailed"):
-        read_foreign(written(tmp_path, told))
+        read_foreign(written(tmp_path, reported))
 
 
 def guidellm_request(start, first, last, tokens=5, **more):
@@ -194,12 +194,12 @@ def test_llmservingsims_recorded_runs(tmp_path, shared):
         ('{"metadata": {"request_start_ns": 1}, "metrics": {"time_to_first_token": {"value": "x"}}}', "cannot be used"),
     ],
 )
-def test_what_is_none_of_them_is_told(tmp_path, text, words):
+def test_an_unknown_format_is_reported(tmp_path, text, words):
     with pytest.raises(InputError, match=words):
         read_foreign(written(tmp_path, text))
 
 
-def test_a_packed_file_that_is_cut_off_is_told(tmp_path):
+def test_a_truncated_gzip_file_is_reported(tmp_path):
     path = tmp_path / "r.json.gz"
     path.write_bytes(gzip.compress(json.dumps(VLLM).encode())[:-20])
     with pytest.raises(InputError, match="complete text file"):

@@ -75,22 +75,22 @@ def test_all_that_decides_over_an_error_counts_and_nothing_else(root, path, coun
     assert (_harness.code_sha256() != before) is counts
 
 
-def test_what_is_named_as_code_is_there():
+def test_paths_named_as_code_exist():
     for of in _harness.CODE:
         assert list(_harness.ROOT.glob(of)), of
 
 
 def test_no_part_of_a_campaign_is_forgotten():
     """What is imported for it from the folder of benchmarks, but for what writes rows down."""
-    told, ahead = set(), ["_live"]
+    reported, ahead = set(), ["_live"]
     while ahead:
         name = ahead.pop()
-        if name not in told:
-            told.add(name)
+        if name not in reported:
+            reported.add(name)
             words = ast.parse((_harness.ROOT / "benchmarks" / f"{name}.py").read_text("utf-8"))
             ahead += [one for one in imported(words) if (_harness.ROOT / "benchmarks" / f"{one}.py").exists()]
     known = {path.stem for path in _harness.code_files()}
-    assert told - known == {"_harness"}
+    assert reported - known == {"_harness"}
 
 
 def imported(words: ast.Module) -> set[str]:

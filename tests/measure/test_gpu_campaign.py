@@ -30,7 +30,7 @@ def engine(tmp_path, code, limit_s=20.0):
     return _continuous.started(sys.executable, tmp_path, {}, limit_s, script)
 
 
-def test_engine_that_hangs_is_ended_when_its_time_is_up(tmp_path):
+def test_engine_that_hangs_is_terminated_when_its_time_is_up(tmp_path):
     work, started = _circle.Lengths().workload(2, 0, None), time.monotonic()
     with engine(tmp_path, READY + "time.sleep(60)") as one:
         with pytest.raises(EngineError, match="did not print 'done' within 0 s"):
@@ -39,7 +39,7 @@ def test_engine_that_hangs_is_ended_when_its_time_is_up(tmp_path):
     assert time.monotonic() - started < 10
 
 
-def test_engine_that_never_starts_is_ended(tmp_path):
+def test_engine_that_never_starts_is_terminated(tmp_path):
     with (
         pytest.raises(EngineError, match="did not print 'ready' within"),
         engine(tmp_path, "import time; time.sleep(60)", 0.3),
@@ -47,7 +47,7 @@ def test_engine_that_never_starts_is_ended(tmp_path):
         pass
 
 
-def test_engine_that_dies_tells_its_last_words(tmp_path):
+def test_engine_that_dies_is_reported_with_its_last_output(tmp_path):
     work = _circle.Lengths().workload(2, 0, None)
     with (
         engine(tmp_path, READY + "sys.stdin.readline()\nsys.exit('no memory for the cache')") as one,
@@ -76,24 +76,24 @@ class Served:
         tokens = [list(np.linspace(*span)) for span in zip(started_s, end_s, lengths, strict=True)]
         rows = [{"error": None, "token_s": t, "output_tokens": len(t)} for t in tokens]
         columns = ["start_s", "end_s", "cpu_s", "prefill_seqs", "prefill_tokens", "decode_seqs", "kv_tokens", "pairs"]
-        told = {
+        reported = {
             "requests": rows,
             "sent_s": workload.arrival_s.tolist(),
             "end_s": float(end_s.max()),
             "step_columns": columns,
             "steps": [[0.0, 1.0, 0.1, 1, 8, 1, 9, 10]],
         }
-        return _continuous.measured(told, workload, {})
+        return _continuous.measured(reported, workload, {})
 
 
 def loads(served, monkeypatch, repeats=2):
     """The names of the runs that a turn had time for, and what was said."""
     monkeypatch.setattr(_circle.time, "monotonic", lambda: served.now)
-    said, kept = [], []
+    message, retained = [], []
     sizes = {"static_s": 4.0, "seconds": 25.0, "least": 16, "left_s": served.left_s}
-    turn = _circle.Turn(_circle.Setting("s", 8, 64), served.run, kept.append, _circle.Lengths(), **sizes)
-    _circle.in_turns([turn], repeats, said.append)
-    return [run.name for run in kept], said
+    turn = _circle.Turn(_circle.Setting("s", 8, 64), served.run, retained.append, _circle.Lengths(), **sizes)
+    _circle.in_turns([turn], repeats, message.append)
+    return [run.name for run in retained], message
 
 
 def test_loads_of_a_slow_engine_last_as_long_as_they_may_not_as_many_requests_as_they_might(monkeypatch):
@@ -105,16 +105,16 @@ def test_loads_of_a_slow_engine_last_as_long_as_they_may_not_as_many_requests_as
     assert half.arrival_s[-1] < 40
 
 
-def test_repeats_that_the_time_does_not_allow_are_left_out_and_said(monkeypatch):
+def test_repeats_that_the_time_does_not_allow_are_omitted_and_reported(monkeypatch):
     served = Served(rate_rps=10.0, budget_s=70.0)
-    names, said = loads(served, monkeypatch)
+    names, message = loads(served, monkeypatch)
     assert names[:3] == ["s-static-0", "s-half-0", "s-high-0"]
     assert len(names) < 6
     assert served.now < 70.0 + 3
-    assert any("s-high-1 omitted" in line and "s are left" in line for line in said)
+    assert any("s-high-1 omitted" in line and "s are left" in line for line in message)
 
 
-def test_first_runs_share_the_time_that_there_is(monkeypatch):
+def test_first_runs_share_the_available_time(monkeypatch):
     served = Served(rate_rps=10.0, budget_s=44.0)
     names, _ = loads(served, monkeypatch, repeats=1)
     assert names == ["s-static-0", "s-half-0", "s-high-0"]
@@ -138,35 +138,35 @@ def test_memory_that_a_plan_needs_is_more_than_its_weights(plan):
     assert weights + 4e9 < plan.needs_bytes < 1.2 * weights + 15e9
 
 
-def asked(**words):
+def sent(**words):
     return argparse.Namespace(**{"device": "cuda", "tiny": False, "engine_python": "other", **words})
 
 
-def test_machine_that_lacks_modules_is_told_all_of_them(monkeypatch):
+def test_all_missing_modules_of_a_machine_are_reported(monkeypatch):
     monkeypatch.setattr(gpu_campaign, "NEEDED", ("numpy", "no_such_module", "nor_this"))
     with pytest.raises(gpu_campaign.UnfitError, match=r"needs no_such_module, nor_this in .*pip install"):
-        gpu_campaign.chosen(asked(device="cpu"))
+        gpu_campaign.chosen(sent(device="cpu"))
 
 
 def torch_that_sees(monkeypatch, gpus):
-    told = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: bool(gpus)))
-    monkeypatch.setitem(sys.modules, "torch", told)
+    reported = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: bool(gpus)))
+    monkeypatch.setitem(sys.modules, "torch", reported)
 
 
-def test_machine_without_a_gpu_is_told_that_before_anything_that_could_be_installed(monkeypatch):
+def test_machine_without_a_gpu_is_reported_before_anything_that_could_be_installed(monkeypatch):
     torch_that_sees(monkeypatch, gpus=0)
     monkeypatch.setattr(gpu_campaign, "NEEDED", ("no_such_module",))
     with pytest.raises(gpu_campaign.UnfitError, match="no CUDA GPU"):
-        gpu_campaign.chosen(asked(engine_python=sys.executable))
+        gpu_campaign.chosen(sent(engine_python=sys.executable))
     torch_that_sees(monkeypatch, gpus=1)
     with pytest.raises(gpu_campaign.UnfitError, match="needs no_such_module in"):
-        gpu_campaign.chosen(asked())
+        gpu_campaign.chosen(sent())
 
 
-def test_machine_without_torch_is_told_torch(monkeypatch):
+def test_machine_without_torch_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(gpu_campaign.UnfitError, match="needs torch, which does not import in"):
-        gpu_campaign.chosen(asked(engine_python=sys.executable))
+        gpu_campaign.chosen(sent(engine_python=sys.executable))
 
 
 @pytest.fixture
@@ -191,13 +191,14 @@ def test_benchmark_skips_its_gpu_with_the_reason(section, monkeypatch, gpus):
     assert row.details["skipped"].startswith("no CUDA GPU" if gpus == 0 else "the campaign needs torch")
 
 
-def test_benchmark_keeps_what_a_whole_campaign_writes(section, monkeypatch, tmp_path):
+def test_benchmark_keeps_what_a_complete_campaign_writes(section, monkeypatch, tmp_path):
     """Profile and records are data that others can look at; of the quick look nothing is kept."""
     torch_that_sees(monkeypatch, gpus=1)
     monkeypatch.setattr(gpu_campaign, "RESULTS", tmp_path / "results")
-    told = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03}'
+    reported = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03}'
     code = (
-        f"out.mkdir(exist_ok=True)\n(out / 'profile.parquet').write_text('x')\n(out / 'rows.json').write_text({told!r})"
+        "out.mkdir(exist_ok=True)\n(out / 'profile.parquet').write_text('x')\n"
+        f"(out / 'rows.json').write_text({reported!r})"
     )
     section(code)
     assert not (tmp_path / "results").exists()
@@ -205,10 +206,10 @@ def test_benchmark_keeps_what_a_whole_campaign_writes(section, monkeypatch, tmp_
     assert (tmp_path / "results" / "profile.parquet").exists()
 
 
-def test_benchmark_takes_the_campaign_s_rows_where_there_is_a_gpu(section, monkeypatch):
+def test_benchmark_uses_the_rows_of_the_campaign_where_there_is_a_gpu(section, monkeypatch):
     torch_that_sees(monkeypatch, gpus=1)
-    told = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03, "unit": "relative", "target": 0.1, "ci": null}'
-    (row,) = section(f"assert sys.argv[3:] == ['--tiny']\n(out / 'rows.json').write_text({told!r})")
+    reported = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03, "unit": "relative", "target": 0.1, "ci": null}'
+    (row,) = section(f"assert sys.argv[3:] == ['--tiny']\n(out / 'rows.json').write_text({reported!r})")
     assert (row.name, row.value, row.target) == ("fidelity.gpu.x.jct_p50_error", 0.03, 0.1)
     (row,) = section("sys.exit('the GPU does not respond')")
     assert "ended without rows (1): the GPU does not respond" in row.details["skipped"]
@@ -252,7 +253,7 @@ def test_campaign_ends_itself_whatever_it_is_doing():
     assert done.returncode == 4
 
 
-def test_checkout_that_is_not_installed_tells_its_version():
+def test_checkout_that_is_not_installed_reports_its_version():
     import importlib.metadata
 
     folder = gpu_campaign.as_installed(BENCHMARKS.parent)

@@ -43,8 +43,8 @@ def test_a_step_that_is_known_does_not_hide_sequences_that_are_not(tables):
     step_s, sequence_s = 1e-3, 1e-3
     found = seconds("host_step", step_s, 0.02), seconds("host_sequence", sequence_s, 0.8)
     whole_s = step_s + SEQS * sequence_s
-    told = np.hypot(0.02 * step_s, 0.8 * SEQS * sequence_s) / whole_s
-    assert host_of(tables, *found) == pytest.approx(told)
+    reported = np.hypot(0.02 * step_s, 0.8 * SEQS * sequence_s) / whole_s
+    assert host_of(tables, *found) == pytest.approx(reported)
 
 
 def test_a_large_step_counts_for_a_single_request(tables):
@@ -52,7 +52,7 @@ def test_a_large_step_counts_for_a_single_request(tables):
     assert host_of(tables, *found) == pytest.approx(np.hypot(0.6 * 1e-3, 0.1 * 1e-4) / 1.1e-3)
 
 
-def test_what_runs_did_not_tell_has_what_was_said_before(tables):
-    untold = seconds("host_step", 1e-3, 0.9, report=False), seconds("host_sequence", 0.0, 0.0, report=False)
-    assert host_of(tables, *untold) == pytest.approx(BEFORE)
+def test_undetermined_errors_keep_the_previous_value(tables):
+    unreported = seconds("host_step", 1e-3, 0.9, report=False), seconds("host_sequence", 0.0, 0.0, report=False)
+    assert host_of(tables, *unreported) == pytest.approx(BEFORE)
     assert host_of(tables, seconds("client", 1e-3, 0.1)) == pytest.approx(BEFORE)

@@ -30,8 +30,8 @@ def live():
 def saved(prefix: str) -> dict[str, dict]:
     """The committed rows of a circle's errors, by metric."""
     rows = map(json.loads, (RETAINED / "fidelity.json").read_text("utf-8").splitlines())
-    mine = {row["name"].removeprefix(f"{prefix}."): row for row in rows if row["name"].startswith(f"{prefix}.")}
-    return {name.removesuffix("_error"): row for name, row in mine.items() if name.endswith("_error")}
+    own = {row["name"].removeprefix(f"{prefix}."): row for row in rows if row["name"].startswith(f"{prefix}.")}
+    return {name.removesuffix("_error"): row for name, row in own.items() if name.endswith("_error")}
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def saved(prefix: str) -> dict[str, dict]:
     ("prefix", "engine", "settings"),
     [("fidelity.live", "vllm", ("WIDE", "NARROW")), ("fidelity.live_transformers", "transformers", ("FIFO",))],
 )
-def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, settings, tmp_path):
+def test_retained_runs_are_predicted_as_well_as_the_page_states(live, prefix, engine, settings, tmp_path):
     circle = live.Circle(tmp_path, tmp_path, live.FULL, again=RETAINED / "live" / engine)
     of = [getattr(live, name) for name in settings]
     runs = {setting.name: circle.saved_runs(setting) for setting in of}
@@ -50,11 +50,11 @@ def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, setti
         errors |= live._circle.errors(circle.deployment(setting), tables, runs[setting.name])
     rows = saved(prefix)
     assert rows.keys() == live._circle.METRICS.keys()
-    told = {
+    reported = {
         metric: live._circle.by_load({name: of[metric] for name, of in errors.items()}, split.held_out, metric)
         for metric in rows
     }
-    moved = list(otherwise(rows, told))
+    moved = list(otherwise(rows, reported))
     assert not moved, "; ".join(moved)
 
 
@@ -81,9 +81,9 @@ def test_errors_that_move_by_points_are_found_and_no_others(more, found):
         for of in each:
             of["calibrated"] = abs(of["calibrated"]) + 0.05
         row["value"] = statistics.median(of["calibrated"] for of in each)
-    told = {
+    reported = {
         metric: {load: of["calibrated"] + more for load, of in row["details"]["signed_by_load"].items()}
         for metric, row in rows.items()
     }
-    moved = list(otherwise(rows, told))
-    assert len(moved) == (sum(1 + len(of) for of in told.values()) if found else 0)
+    moved = list(otherwise(rows, reported))
+    assert len(moved) == (sum(1 + len(of) for of in reported.values()) if found else 0)

@@ -23,7 +23,7 @@ def live():
 
 
 @pytest.mark.parametrize(("engine", "settings"), [("vllm", ("WIDE", "NARROW")), ("transformers", ("FIFO",))])
-def test_kept_runs_come_round_by_round_whatever_their_files_times(live, engine, settings, tmp_path):
+def test_retained_runs_come_round_by_round_whatever_their_files_times(live, engine, settings, tmp_path):
     files = sorted((RETAINED / engine).glob("*.measured.parquet"))
     for at, path in enumerate(files):
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -91,7 +91,7 @@ def test_what_is_affine_needs_no_more_than_the_coarse_grid():
     assert bench.clock.now < 10
 
 
-def test_kinks_of_an_operator_that_nobody_waits_for_get_fewer_points():
+def test_kinks_of_a_cheap_operator_get_fewer_points():
     small = [Operator(name, ROWS, (1,), (2048,), 8) for name in ("rope", "kv write", "activation")]
 
     def seconds(operator, at):
@@ -104,7 +104,7 @@ def test_kinks_of_an_operator_that_nobody_waits_for_get_fewer_points():
     assert points["mlp up"] > max(points[one.name] for one in small)
 
 
-def test_budget_is_kept():
+def test_budget_is_respected():
     rng = np.random.default_rng(0)
 
     def noisy(operator, at):
@@ -116,7 +116,7 @@ def test_budget_is_kept():
     assert 7.5 < bench.clock.now < 9.0
 
 
-def test_budget_below_the_coarse_grid_says_what_it_needs_and_keeps_its_points(tmp_path):
+def test_budget_below_the_coarse_grid_states_what_it_needs_and_keeps_its_points(tmp_path):
     bench = FakeBench(lambda _, at: 1e-2 * at[0])
     journal = Journal(tmp_path / "points.jsonl", {}, [UP])
     with pytest.raises(InputError, match=r"a budget of 5 s does not suffice .*: \d s are spent, and \d+ of its points"):
@@ -148,14 +148,14 @@ def test_killed_run_goes_on_and_measures_nothing_twice(tmp_path):
     first = FakeBench(kinked)
     campaign(first, operators, 4.0, Journal(file, {"model": "m"}, operators)).run()
     lines = file.read_bytes().splitlines(keepends=True)
-    kept = len(lines) // 2
-    file.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])  # killed within a line
-    done = {(line["operator"], tuple(line["at"]), line["skew"]) for line in map(json.loads, lines[1:kept])}
+    retained = len(lines) // 2
+    file.write_bytes(b"".join(lines[:retained]) + lines[retained][:20])  # killed within a line
+    done = {(line["operator"], tuple(line["at"]), line["skew"]) for line in map(json.loads, lines[1:retained])}
 
     again = FakeBench(kinked)
     journal = Journal(file, {"model": "m"}, operators)
     assert len(journal.before) == len(done)
-    assert journal.elapsed_s == json.loads(lines[kept - 1])["elapsed_s"]
+    assert journal.elapsed_s == json.loads(lines[retained - 1])["elapsed_s"]
     outcomes = campaign(again, operators, 4.0, journal).run()
     assert not done & set(again.prepared)
     assert {o.point.key for o in outcomes} == done | set(again.prepared)
@@ -175,11 +175,11 @@ def test_time_of_the_killed_run_counts(tmp_path):
 
 @pytest.mark.parametrize("changed", [{"model": "other"}, {"dtype": "float32"}, {"device": "another"}])
 def test_points_of_another_measurement_are_refused(tmp_path, changed):
-    asked = {"model": "m", "dtype": "bfloat16", "device": "d"}
-    Journal(tmp_path / "points.jsonl", asked, [UP])
+    requested = {"model": "m", "dtype": "bfloat16", "device": "d"}
+    Journal(tmp_path / "points.jsonl", requested, [UP])
     name = next(iter(changed))
-    with pytest.raises(ProfileError, match=f"another measurement .*{name}: {asked[name]} there"):
-        Journal(tmp_path / "points.jsonl", asked | changed, [UP])
+    with pytest.raises(ProfileError, match=f"another measurement .*{name}: {requested[name]} there"):
+        Journal(tmp_path / "points.jsonl", requested | changed, [UP])
 
 
 def test_file_that_is_no_journal_is_refused(tmp_path):
@@ -190,7 +190,7 @@ def test_file_that_is_no_journal_is_refused(tmp_path):
     assert file.read_text() == "tokens,seconds\n1,2\n"
 
 
-def test_point_without_memory_is_skipped_and_said_and_the_rest_goes_on():
+def test_point_without_memory_is_skipped_and_noted_and_the_rest_continues():
     bench = FakeBench(affine, room=Point(PROMPT, (2048, 0)).work - 1)
     outcomes = campaign(bench, [UP, PROMPT]).run()
     skipped = [o for o in outcomes if o.skipped]
@@ -215,7 +215,7 @@ def test_profile_has_a_row_a_degree_and_what_describes_it():
     assert 3 <= decode["repeats"][decode["seconds"].argmax()] < 9  # slow points have fewer
 
 
-def test_messages_that_others_measured_are_kept_and_not_asked_of_the_bench():
+def test_messages_measured_elsewhere_are_retained_and_not_measured_again():
     send = Operator("send", MESSAGE, (0,), (1 << 20,), 1, {"gpus": 2})
     bench = FakeBench(affine)
     one = campaign(bench, [UP])
@@ -231,7 +231,7 @@ def test_messages_that_others_measured_are_kept_and_not_asked_of_the_bench():
     assert lines["mlp up"].share == 1
 
 
-def test_table_tells_errors_and_shares():
+def test_table_shows_errors_and_shares():
     lines = {line.operator: line for line in table(campaign(FakeBench(kinked), [UP, DECODES]).run())}
     assert lines["mlp up"].error < 0.03
     assert lines["mlp up"].spread == 0

@@ -134,7 +134,7 @@ def test_no_memory_has_many_words(words):
         translated(fake_torch(), call)
 
 
-def test_error_that_stays_is_told_from_one_that_passes():
+def test_a_persistent_error_is_distinguished_from_a_passing_one():
     def call():
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more lines")
 
@@ -144,13 +144,13 @@ def test_error_that_stays_is_told_from_one_that_passes():
         translated(fake_torch(passing=1), call)
 
 
-def test_gpu_that_lets_nobody_in_is_told_with_what_to_do():
+def test_a_gpu_that_refuses_all_processes_is_reported_with_the_remedy():
     torch = fake_torch(refuses="CUDA error: all CUDA-capable devices are busy or unavailable")
     with pytest.raises(InputError, match=r"cannot be used: .*busy or unavailable.*nvidia-smi.*--device cpu"):
         choose(torch, catalog.model("llama-3-8b"), "cuda", "auto", None)
 
 
-def test_gpu_without_memory_is_told_with_what_to_do():
+def test_a_gpu_without_memory_is_reported_with_the_remedy():
     import numpy as np
 
     class Tensor:
@@ -217,13 +217,13 @@ def points(*rows):
     return [Point(UP, (n,)) for n in rows]
 
 
-def told(outcomes):
+def reported(outcomes):
     return {o.point.at[0]: o.skipped or len(o.wall_s) for o in outcomes}
 
 
 def test_points_that_neighbours_left_no_room_for_are_measured_alone():
     bench = Crowd(room=100)
-    assert told(measure(bench, points(60, 50, 13, 90, 10, 200), 3)) == {
+    assert reported(measure(bench, points(60, 50, 13, 90, 10, 200), 3)) == {
         60: 3,
         50: 3,
         13: "no kernel",
@@ -234,17 +234,17 @@ def test_points_that_neighbours_left_no_room_for_are_measured_alone():
     assert not bench.validation
 
 
-def test_points_that_run_out_of_memory_beside_others_are_measured_alone():
+def test_points_that_run_out_of_memory_next_to_others_are_measured_alone():
     bench = Crowd(room=10**6, late_room=50)
-    assert told(measure(bench, points(60, 20, 30), 3)) == {60: 3, 20: 3, 30: 3}
+    assert reported(measure(bench, points(60, 20, 30), 3)) == {60: 3, 20: 3, 30: 3}
     assert bench.attempts == [60, 20, 30, 60]
 
 
-def test_when_the_device_breaks_points_are_kept_and_the_culprit_is_named():
+def test_when_the_device_breaks_points_are_retained_and_the_culprit_is_named():
     bench = Crowd(room=10**6, breaks=40)
     with pytest.raises(LostError) as caught:
         measure(bench, points(10, 13, 40, 50), 3)
-    assert told(caught.value.outcomes) == {13: "no kernel", 40: "the device failed: CUDA error: misaligned address"}
+    assert reported(caught.value.outcomes) == {13: "no kernel", 40: "the device failed: CUDA error: misaligned address"}
     assert 50 not in bench.attempts
 
 
@@ -261,11 +261,11 @@ def test_campaign_ends_where_the_device_does_and_resumed_leaves_the_culprit_out(
     assert [o.point.at for o in outcomes if o.skipped] == [(256,)]
     bench = Crowd(room=10**6, breaks=256)
     again = campaign(bench)
-    told_again = told(again.run())
+    told_again = reported(again.run())
     assert not again.lost
     assert 256 not in bench.attempts
     assert told_again[64] >= 3
-    assert set(told(outcomes)) <= set(told_again)
+    assert set(reported(outcomes)) <= set(told_again)
 
 
 def test_collectives_of_gpus_are_timed_between_events_the_slowest_rank_counts():
@@ -289,9 +289,9 @@ def test_collectives_of_gpus_are_timed_between_events_the_slowest_rank_counts():
         all_reduce=lambda tensor, op: reduced.append((tensor.values, op)),
         ReduceOp=SimpleNamespace(MAX="max"),
     )
-    told = _collective_worker.by_events(torch, dist, lambda: done.append("call"), 2)
+    reported = _collective_worker.by_events(torch, dist, lambda: done.append("call"), 2)
     calls = _collective_worker.CALLS
     one = ["barrier", "sleep", "call", "event", *["call"] * calls, "event"]
     assert done == one * 2
     assert reduced == [([2e-3 / calls] * 2, "max")]
-    assert told == pytest.approx([6e-3 / calls] * 2)
+    assert reported == pytest.approx([6e-3 / calls] * 2)

@@ -30,7 +30,7 @@ def lacking(*, cuda, gpus=0, nccl=True):
     ],
     ids=["no CUDA", "no GPU or driver"],
 )
-def test_without_a_gpu_or_its_driver_the_way_out_is_told(cuda, report):
+def test_without_a_gpu_or_its_driver_the_remedy_is_named(cuda, report):
     with pytest.raises(InputError, match=f"needs an NVIDIA GPU and its driver; torch 2.13.0 {report}.*--device cpu"):
         choose(lacking(cuda=cuda), catalog.model("llama-3-8b"), "cuda", "auto", None)
 

@@ -53,7 +53,7 @@ def test_windows_are_operators_of_their_own():
         assert window.largest[2] == min(model.attention.window_tokens, REACH.context)
 
 
-def test_what_is_not_measured_is_told():
+def test_unmeasured_operators_are_reported():
     crossed = [m for m in catalog.models().values() if m.encoder_layers]
     assert crossed
     assert "cross-attention" in unmeasured(crossed[0])[0]

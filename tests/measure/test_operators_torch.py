@@ -53,7 +53,7 @@ def test_every_operator_of_the_model_has_rows(measured):
     assert profile.tensor_parallel == (1,)
 
 
-def test_budget_is_kept_within_a_few_seconds(measured):
+def test_budget_is_met_within_a_few_seconds(measured):
     assert 0.9 * BUDGET_S < measured[1] < BUDGET_S + 5
 
 
@@ -74,7 +74,7 @@ def test_prompts_cost_more_with_context_and_decodes_with_cached_tokens(measured)
     assert decodes["seconds"][many] > 2 * decodes["seconds"][few]
 
 
-def test_profile_tells_of_the_machine(measured):
+def test_profile_describes_the_machine(measured):
     metadata = measured[0].profile.metadata
     assert metadata.machine["threads"] == 1
     assert {"processor", "cores", "torch"} <= set(metadata.machine)
@@ -168,22 +168,22 @@ def test_what_does_not_fit_the_memory_is_skipped():
 
 
 def test_collectives_of_two_processes():
-    outcomes, why = collectives.measure_collectives(
+    outcomes, reason = collectives.measure_collectives(
         torch_module(), "cpu", 2, limit_s=60, sizes_bytes=(1 << 10, 1 << 22)
     )
-    assert not why
+    assert not reason
     seconds = {(o.point.operator.name, o.point.at[0]): o.seconds for o in outcomes}
     assert set(seconds) == {(name, size) for name in ("all-reduce", "send") for size in (1 << 10, 1 << 22)}
     assert seconds["send", 1 << 22] > seconds["send", 1 << 10]
 
 
-def test_collectives_that_hang_are_ended():
-    outcomes, why = collectives.measure_collectives(torch_module(), "cpu", 2, limit_s=0.2)
+def test_collectives_that_hang_are_terminated():
+    outcomes, reason = collectives.measure_collectives(torch_module(), "cpu", 2, limit_s=0.2)
     assert not outcomes
-    assert "more than 0 s" in why
+    assert "more than 0 s" in reason
 
 
-def test_what_this_machine_lacks_is_told():
+def test_missing_hardware_support_is_reported():
     torch = torch_module()
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

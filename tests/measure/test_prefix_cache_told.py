@@ -31,7 +31,7 @@ def runs_of(count, workload, can=EVERYTHING, **options):
 
 
 def doubted(measured, words):
-    return any(words in doubt for doubt in measured.warnings)
+    return any(words in warning for warning in measured.warnings)
 
 
 @pytest.mark.parametrize("without", ["", "token_ids"])
@@ -45,7 +45,7 @@ def test_prompts_of_one_run_answer_none_of_the_next(without):
     assert len({run.metadata["arguments"]["salt"] for run in runs}) == 3
 
 
-def test_a_server_that_knows_the_prompts_is_doubted():
+def test_a_server_that_knows_the_prompts_is_warned_about():
     first, again = runs_of(2, requests(), concurrency=2, salt=7)
     assert not doubted(first, "prefix cache")
     assert again.metadata["prefix_cache"] == {"looked_up_tokens": 12 * 30, "found_tokens": 12 * 24}
@@ -53,29 +53,29 @@ def test_a_server_that_knows_the_prompts_is_doubted():
     assert doubted(again, "send prompts that are new to it (another salt), or start it without")
 
 
-def test_texts_that_begin_alike_are_doubted_and_no_salt_is_proposed():
+def test_texts_with_a_common_start_are_warned_about_and_no_salt_is_proposed():
     texts = np.array(["a b c d e f g h i j", "a b c d e f g h k l"], object)
     (run,) = runs_of(1, requests(2, prompt=10, extra={"prompt": texts}), concurrency=1)
     assert doubted(run, "8 of 20 prompt tokens (40.0 %) in its prefix cache")
     assert not doubted(run, "salt")
 
 
-def test_a_shared_prefix_that_was_asked_for_is_found_within_its_run_and_no_doubt_of_it():
+def test_a_requested_shared_prefix_is_found_within_its_run_without_a_warning():
     for run in runs_of(2, requests(6, prompt=40), concurrency=1, shared_prefix=0.5):
         assert run.metadata["prefix_cache"]["found_tokens"] == 5 * 16  # whole blocks of 20; the first computes them
         assert not doubted(run, "prefix cache")
 
 
-def test_servers_that_do_not_tell_of_a_prefix_cache_leave_no_fact():
+def test_servers_without_prefix_cache_counters_leave_no_fact():
     (run,) = runs_of(1, requests(2), EVERYTHING - {"metrics"})
     assert "prefix_cache" not in run.metadata
 
 
-def test_counters_are_told_by_what_they_grew_and_not_where_they_began_anew():
+def test_counters_are_reported_by_their_growth_and_not_after_a_reset():
     looked_up, found = LOOKED_UP[0], FOUND[0]
     before = {looked_up: 100.0, found: 40.0}
-    told = cached_between(before, {looked_up: 300.0, found: 50.0, FOUND[1]: 5.0})
-    assert told == {"looked_up_tokens": 200.0, "found_tokens": 15.0}
+    reported = cached_between(before, {looked_up: 300.0, found: 50.0, FOUND[1]: 5.0})
+    assert reported == {"looked_up_tokens": 200.0, "found_tokens": 15.0}
     assert cached_between(before, {looked_up: 20.0, found: 0.0}) is None
     assert cached_between({}, {"other_total": 3.0}) is None
     assert cached_between({}, {LOOKED_UP[1]: 80.0}) == {"looked_up_tokens": 80.0, "found_tokens": 0.0}
@@ -98,7 +98,7 @@ class TestCalibrations:
             (SCRAPED, r"the server had 31 of 1,000 prompt tokens \(3\.1 %\)"),
         ],
     )
-    def test_refuse_runs_of_shared_prefixes_unless_doubts_are_allowed(self, run, deployment, metadata, report):
+    def test_refuse_runs_of_shared_prefixes_unless_warnings_are_allowed(self, run, deployment, metadata, report):
         with pytest.raises(InputError, match=f"{report}.*--allow-warnings"):
             split_of([replace(run, metadata=metadata)], deployment, 0.3, ())
         assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fitted
@@ -116,7 +116,7 @@ class TestCalibrations:
     def test_take_runs_whose_prompts_were_computed(self, run, deployment, metadata):
         assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ()).fitted
 
-    def test_tell_what_the_run_says_itself_but_once(self):
+    def test_repeat_the_warning_of_the_run_only_once(self):
         _, again = runs_of(2, requests(), concurrency=2, salt=7)
         assert prefix_warnings(again) == []
         assert len(prefix_warnings(replace(again, warnings=()))) == 1

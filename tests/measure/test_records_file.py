@@ -31,7 +31,7 @@ from lengthwise.schema.workload import Predictions, Workload
 
 FLOATS = st.floats(width=64, allow_nan=True)
 TIMES = st.floats(0, 1e9)
-WHOLE = st.integers(0, 2**62)
+COMPLETE = st.integers(0, 2**62)
 
 
 def column(draw, n, elements, dtype=np.float64):
@@ -41,7 +41,10 @@ def column(draw, n, elements, dtype=np.float64):
 def floats_and_ints(draw, made, n, floats=FLOATS):
     hints = {f.name: str(f.type) for f in dataclasses.fields(made)}
     return made(
-        **{k: column(draw, n, floats) if "Floats" in v else column(draw, n, WHOLE, np.int64) for k, v in hints.items()}
+        **{
+            k: column(draw, n, floats) if "Floats" in v else column(draw, n, COMPLETE, np.int64)
+            for k, v in hints.items()
+        }
     )
 
 
@@ -56,14 +59,14 @@ def workloads(draw, n):
     rows = int(start[-1])
     blocks = np.empty(n, object)
     for i in range(n):
-        blocks[i] = column(draw, draw(st.integers(0, 3)), WHOLE, np.int64)
+        blocks[i] = column(draw, draw(st.integers(0, 3)), COMPLETE, np.int64)
     extra = {
         "prompt": np.array([draw(st.text(max_size=4)) for _ in range(n)], object),
-        "session": column(draw, n, WHOLE, np.int64),
+        "session": column(draw, n, COMPLETE, np.int64),
         "class": np.array([draw(st.sampled_from(["a", "bcd"])) for _ in range(n)]),
         "block_ids": blocks,
     }
-    kept = draw(st.sets(st.sampled_from(sorted(extra))))
+    retained = draw(st.sets(st.sampled_from(sorted(extra))))
     closed = draw(st.none() | st.integers(1, 5))
     arrival_s = np.sort(column(draw, n, TIMES)) if closed is None else np.zeros(n)
     counts = st.integers(1, 10**11)
@@ -75,7 +78,7 @@ def workloads(draw, n):
         predictions=draw(st.sampled_from([None, predicted])),
         priority=draw(st.sampled_from([None, column(draw, n, st.integers(-5, 5), np.int64)])),
         tenant=draw(st.sampled_from([None, column(draw, n, st.integers(0, 9), np.int64)])),
-        extra={k: extra[k] for k in kept},
+        extra={k: extra[k] for k in retained},
         concurrency=closed,
         name=draw(st.text(max_size=5)),
     )
@@ -86,7 +89,7 @@ def runs(draw):
     n = draw(st.integers(1, 6))
     requests = RequestRecords(
         column(draw, n, FLOATS),
-        *(column(draw, n, WHOLE, np.int64) for _ in range(2)),
+        *(column(draw, n, COMPLETE, np.int64) for _ in range(2)),
         column(draw, n, st.integers(0, 3), np.int8),
         column(draw, n, st.integers(-1, 9), np.int32),
         *(column(draw, n, FLOATS) for _ in range(3)),
@@ -96,28 +99,28 @@ def runs(draw):
     )
     bins, few = draw(st.integers(1, 9)), draw(st.booleans())
     gaps = TokenGaps(
-        column(draw, bins, WHOLE, np.int64),
+        column(draw, bins, COMPLETE, np.int64),
         column(draw, bins + 1, FLOATS),
-        draw(WHOLE),
+        draw(COMPLETE),
         draw(FLOATS),
         draw(FLOATS),
         column(draw, 4, FLOATS) if few else None,
-        column(draw, 4, WHOLE, np.int64) if few else None,
+        column(draw, 4, COMPLETE, np.int64) if few else None,
     )
     series = TimeSeries(draw(FLOATS), *(column(draw, bins, FLOATS) for _ in range(6)))
     steps = floats_and_ints(draw, StepRecords, bins) if few else None
     totals = floats_and_ints(draw, ReplicaTotals, draw(st.integers(1, 3)))
     name = draw(st.text(max_size=5))
-    records = Records(requests, steps, gaps, totals, series, draw(FLOATS), draw(WHOLE), name)
+    records = Records(requests, steps, gaps, totals, series, draw(FLOATS), draw(COMPLETE), name)
     start = parted(draw, n, 0)
-    pieces = TokenTimes(start, column(draw, int(start[-1]), FLOATS), column(draw, int(start[-1]), WHOLE, np.int64))
+    pieces = TokenTimes(start, column(draw, int(start[-1]), FLOATS), column(draw, int(start[-1]), COMPLETE, np.int64))
     return Measured(
         records,
         draw(workloads(n)),
         draw(st.sampled_from([SIMULATED, BENCH, "guidellm"])),
         {"url": draw(st.text(max_size=5)), "nested": {"list": [1, 2.5, None]}},
         tuple(draw(st.lists(st.text(max_size=5), max_size=2))),
-        {"refused": draw(WHOLE)},
+        {"refused": draw(COMPLETE)},
         draw(st.sampled_from([None, pieces])),
     )
 
@@ -161,9 +164,9 @@ def run():
 
 def _run() -> Measured:
     n = 3
-    zeros, whole = np.zeros(n), np.ones(n, np.int64)
+    zeros, complete = np.zeros(n), np.ones(n, np.int64)
     requests = RequestRecords(
-        zeros, whole, whole, np.zeros(n, np.int8), np.zeros(n, np.int32), zeros, zeros, zeros + 1,
+        zeros, complete, complete, np.zeros(n, np.int8), np.zeros(n, np.int32), zeros, zeros, zeros + 1,
         np.zeros(n, np.int32), zeros, np.zeros(n, np.int8),
     )  # fmt: skip
     one = np.zeros(1)
@@ -171,20 +174,20 @@ def _run() -> Measured:
     counts = np.zeros(1, np.int64)
     totals = ReplicaTotals(counts, counts, one, counts, *([one] * 11))
     records = Records(requests, None, gaps, totals, TimeSeries(1.0, *([one] * 6)), 1.0, 0, "x")
-    return Measured(records, Workload(zeros, whole, whole), BENCH)
+    return Measured(records, Workload(zeros, complete, complete), BENCH)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(InputError, match="there is no file of records"):
         read_records(tmp_path / "none.parquet")
 
 
-def test_a_file_cut_anywhere_is_told(tmp_path, run):
+def test_a_file_truncated_anywhere_is_reported(tmp_path, run):
     path = tmp_path / "run.parquet"
     write_records(run, path)
-    whole = path.read_bytes()
-    for stop in range(0, len(whole), 97):
-        path.write_bytes(whole[:stop])
+    complete = path.read_bytes()
+    for stop in range(0, len(complete), 97):
+        path.write_bytes(complete[:stop])
         with pytest.raises(InputError, match=r"run.parquet must"):
             read_records(path)
 
@@ -195,7 +198,7 @@ def test_a_workload_is_not_taken_for_records(tmp_path, run):
         read_records(tmp_path / "w.parquet")
 
 
-def test_a_newer_version_is_told(tmp_path, run):
+def test_a_newer_version_is_reported(tmp_path, run):
     path = tmp_path / "run.parquet"
     write_records(run, path)
     text = pl.read_parquet_metadata(path)["lengthwise.records"].replace('"version": 1', '"version": 2')
@@ -204,7 +207,7 @@ def test_a_newer_version_is_told(tmp_path, run):
         read_records(path)
 
 
-def test_a_lost_column_is_told(tmp_path, run):
+def test_a_missing_column_is_reported(tmp_path, run):
     path = tmp_path / "run.parquet"
     write_records(run, path)
     text = pl.read_parquet_metadata(path)["lengthwise.records"]
@@ -229,8 +232,8 @@ def test_other_readers_see_a_row_a_request(tmp_path, run):
 def test_lists_that_are_all_empty_keep_their_kind(tmp_path):
     blocks = np.empty(2, object)
     blocks[:] = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
-    asked = Workload(np.zeros(2), np.ones(2, int), np.ones(2, int), extra={"block_ids": blocks})
-    ran = simulate(asked, deploy("opt-125m", "A100-80GB"))
-    write_records(Measured(ran, asked, "simulate"), tmp_path / "run.parquet")
+    requested = Workload(np.zeros(2), np.ones(2, int), np.ones(2, int), extra={"block_ids": blocks})
+    ran = simulate(requested, deploy("opt-125m", "A100-80GB"))
+    write_records(Measured(ran, requested, "simulate"), tmp_path / "run.parquet")
     again = read_records(tmp_path / "run.parquet").workload.extra["block_ids"]
     assert [one.dtype for one in again] == [np.dtype(np.int64)] * 2

@@ -70,7 +70,7 @@ def test_a_frame_of_steps(records) -> None:
         frame(dataclasses.replace(records, steps=None), table="steps")
 
 
-def test_what_cannot_be_made_is_said(records, monkeypatch) -> None:
+def test_invalid_frames_are_reported(records, monkeypatch) -> None:
     with pytest.raises(UnknownNameError, match="polars"):
         frame(records, "polar")
     with pytest.raises(UnknownNameError, match="requests"):

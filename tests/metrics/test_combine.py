@@ -47,10 +47,10 @@ def test_one_seed_keeps_its_own_intervals(roomy) -> None:
     assert combine(roomy[:1]) is roomy[0]
 
 
-def test_common_seeds_tell_variants_apart_that_overlap(roomy, narrow) -> None:
+def test_common_seeds_distinguish_variants_that_overlap(roomy, narrow) -> None:
     paired = difference(narrow, roomy).jct_s.p50
-    apart = combine(narrow).jct_s.p50.value - combine(roomy).jct_s.p50.value
-    assert paired.value == pytest.approx(apart)
+    separate = combine(narrow).jct_s.p50.value - combine(roomy).jct_s.p50.value
+    assert paired.value == pytest.approx(separate)
     unpaired = np.hypot(combine(narrow).jct_s.p50.half_width, combine(roomy).jct_s.p50.half_width)
     assert paired.half_width < unpaired
 
@@ -78,7 +78,7 @@ def test_variants_may_differ_in_replicas(roomy) -> None:
     assert difference(wide, roomy).hardware.replica_busy_share == ()
 
 
-def test_what_cannot_be_combined_is_said(toy, roomy) -> None:
+def test_runs_that_cannot_be_combined_are_reported(toy, roomy) -> None:
     with pytest.raises(InputError, match="empty"):
         combine([])
     with pytest.raises(InputError, match=r"repeated: \[1\]"):

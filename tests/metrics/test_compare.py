@@ -19,8 +19,8 @@ SLO = Slo(ttft_s=0.5, jct_s=3.0)
 
 def measured(records: Records, source: str = "bench", **changes: object) -> Measured:
     r = records.requests
-    asked = np.maximum(1, r.output_tokens)
-    return Measured(records, Workload(r.arrival_s, r.prompt_tokens, asked), source, **changes)  # type: ignore[arg-type]
+    requested = np.maximum(1, r.output_tokens)
+    return Measured(records, Workload(r.arrival_s, r.prompt_tokens, requested), source, **changes)  # type: ignore[arg-type]
 
 
 def of(toy: ModuleType, seed: int = 1, n: int = 300, **options: object) -> Measured:
@@ -62,11 +62,11 @@ def test_a_run_is_not_off_itself(run) -> None:
 
 
 def test_swapping_the_sides_inverts_the_signs(run) -> None:
-    there, back = compare(slower(run, 1.3), run), compare(run, slower(run, 1.3))
-    for one, other in zip(there.errors, back.errors, strict=True):
+    present, back = compare(slower(run, 1.3), run), compare(run, slower(run, 1.3))
+    for one, other in zip(present.errors, back.errors, strict=True):
         assert (one.a, one.b) == (other.b, other.a)
         assert np.sign(one.error) == -np.sign(other.error) or np.isnan(one.error)
-    assert there["jct.p50"].low > 0 > back["jct.p50"].high
+    assert present["jct.p50"].low > 0 > back["jct.p50"].high
 
 
 def test_a_known_error_is_found_everywhere(run) -> None:
@@ -111,17 +111,17 @@ def test_pairs_make_intervals_tighter(run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paired", [True, False])
-def test_intervals_hold_the_truth_about_as_often_as_they_say(paired) -> None:
+def test_intervals_contain_the_truth_about_as_often_as_stated(paired) -> None:
     """Correlated latencies of a known mean ratio: 90 % intervals of the mean hold it in most of 120 worlds."""
-    held = []
+    covered = []
     for seed in range(120):
         rng = np.random.default_rng(seed)
         b = latencies(rng, 400)
         a = 1.1 * (b * np.exp(rng.normal(0, 0.2, 400) - 0.02) if paired else latencies(rng, 400))
         drawn = bootstrap.Bootstrap(paired, draws=200, seed=seed, level=0.9)
         low, high = drawn.error_interval(sample_of(a), sample_of(b), np.zeros(0))
-        held.append(low[0] <= 0.1 <= high[0])
-    assert 0.8 <= np.mean(held) <= 0.97
+        covered.append(low[0] <= 0.1 <= high[0])
+    assert 0.8 <= np.mean(covered) <= 0.97
 
 
 def latencies(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -169,20 +169,20 @@ def test_groups_of_values_change_the_tails_little(monkeypatch) -> None:
     assert (rough.low, rough.high) == pytest.approx((exact.low, exact.high), abs=0.01)
 
 
-def test_different_requests_are_not_paired_and_doubted(toy, run) -> None:
+def test_different_requests_are_unpaired_and_warned_about(toy, run) -> None:
     found = compare(of(toy, seed=2), run)
     assert not found.paired
-    assert any("different requests" in doubt or "The workloads differ" in doubt for doubt in found.warnings)
+    assert any("different requests" in warning or "The workloads differ" in warning for warning in found.warnings)
     assert all(np.isnan(one.mape) for one in found.distances)
     longer = replace(run, workload=replace(run.workload, prompt_tokens=2 * run.workload.prompt_tokens))
-    assert any("prompts have" in doubt for doubt in compare(longer, run).warnings)
+    assert any("prompts have" in warning for warning in compare(longer, run).warnings)
     late = replace(run, workload=replace(run.workload, arrival_s=2 * run.workload.arrival_s))
     shifted = compare(late, run)
     assert not shifted.paired
-    assert any("arrive at different times" in doubt for doubt in shifted.warnings)
+    assert any("arrive at different times" in warning for warning in shifted.warnings)
 
 
-def test_doubts_of_either_side_are_carried_on(run) -> None:
+def test_warnings_of_either_side_are_carried_over(run) -> None:
     doubted = replace(run, warnings=("the client was late",), errors={"timeout": 3, "reset": 1})
     warnings = compare(run, doubted).warnings
     assert "B: the client was late" in warnings
@@ -190,26 +190,26 @@ def test_doubts_of_either_side_are_carried_on(run) -> None:
     assert compare(run, run).warnings == ()
 
 
-def test_partial_runs_and_clocks_that_disagree_are_told(toy, run) -> None:
+def test_partial_runs_and_disagreeing_clocks_are_warned_about(toy, run) -> None:
     cut = measured(toy.records(300, seed=1, odd=True))
-    assert any("B is a partial run" in doubt for doubt in compare(run, cut, paired=False).warnings)
+    assert any("B is a partial run" in warning for warning in compare(run, cut, paired=False).warnings)
     r = run.records.requests
     skewed = replace(run.records, requests=replace(r, first_token_s=r.first_token_s - 10))
-    assert any("A: clocks disagree: " in doubt for doubt in compare(replace(run, records=skewed), run).warnings)
+    assert any("A: clocks disagree: " in warning for warning in compare(replace(run, records=skewed), run).warnings)
 
 
-def test_outputs_that_ended_elsewhere_are_told(run) -> None:
+def test_outputs_of_differing_length_are_warned_about(run) -> None:
     r = run.records.requests
     short = replace(run.records, requests=replace(r, output_tokens=np.maximum(1, r.output_tokens // 2)))
     warnings = compare(replace(run, records=short), run).warnings
-    assert any("outputs differ in length between A and B" in doubt for doubt in warnings)
+    assert any("outputs differ in length between A and B" in warning for warning in warnings)
 
 
-def test_few_requests_tell_no_interval(toy) -> None:
+def test_few_requests_yield_no_interval(toy) -> None:
     few = of(toy, n=12)
     found = compare(few, few)
     assert known(found) == []
-    assert any("There are 12 requests" in doubt for doubt in found.warnings)
+    assert any("There are 12 requests" in warning for warning in found.warnings)
 
 
 def test_the_warm_up_is_left_out_on_both_sides(run) -> None:

@@ -42,9 +42,9 @@ def test_blocks_are_longer_and_intervals_wider_the_longer_neighbours_are_alike()
 
 def test_what_runs_share_does_not_make_their_blocks_alike():
     shared = walk(1, 900, 0.98)
-    ours = shared * np.exp(np.random.default_rng(2).normal(0, 0.1, 900))
-    cut, _ = blocks_of(sample_of(ours), sample_of(shared), Q, 0.9, paired=True)
-    alone, _ = blocks_of(sample_of(ours), sample_of(shared), Q, 0.9, paired=False)
+    own = shared * np.exp(np.random.default_rng(2).normal(0, 0.1, 900))
+    cut, _ = blocks_of(sample_of(own), sample_of(shared), Q, 0.9, paired=True)
+    alone, _ = blocks_of(sample_of(own), sample_of(shared), Q, 0.9, paired=False)
     assert cut.count == 30
     assert cut.widening[0] < alone.widening[0]
 
@@ -66,7 +66,7 @@ def run(rate_rps: float, seed: int, n: int = 150, speed: float = 1.0) -> Measure
     return Measured(simulate(workload, replace(served, cost=cost)), workload, "simulate")
 
 
-def test_a_run_that_only_drifts_tells_no_interval_and_says_so():
+def test_a_run_that_only_drifts_has_no_interval_and_a_warning():
     base, n = run(3.0, 0), 150
     r = base.records.requests
     late_s = np.linspace(0, 30, n)  # a queue that grows and grows
@@ -75,8 +75,8 @@ def test_a_run_that_only_drifts_tells_no_interval_and_says_so():
     found = compare(drifting, run(3.0, 1))
     assert not found["ttft.mean"].has_interval
     assert found["tpot.mean"].has_interval
-    assert any("TTFT, JCT drift through the run" in doubt for doubt in found.warnings)
-    assert not any("drift" in doubt for doubt in compare(base, run(3.0, 1)).warnings)
+    assert any("TTFT, JCT drift through the run" in warning for warning in found.warnings)
+    assert not any("drift" in warning for warning in compare(base, run(3.0, 1)).warnings)
 
 
 @pytest.mark.slow
@@ -84,12 +84,12 @@ def test_a_run_that_only_drifts_tells_no_interval_and_says_so():
 def test_intervals_of_simulated_pairs_hold_the_truth(load):
     """Of 30 pairs of short runs at each load; means and tails, of the same requests and of others."""
     rate = load * CAPACITY_RPS
-    ours = [run(rate, 1000 + i) for i in range(30)]
+    own = [run(rate, 1000 + i) for i in range(30)]
     others = [run(rate, 5000 + i, speed=1.15) for i in range(30)]
     same = [run(rate, 1000 + i, speed=1.15) for i in range(30)]
     shares = []
-    for theirs in (others, same):
-        found = [compare(a, b, level=0.9, draws=200) for a, b in zip(ours, theirs, strict=True)]
+    for other in (others, same):
+        found = [compare(a, b, level=0.9, draws=200) for a, b in zip(own, other, strict=True)]
         for key in KEYS:
             known = [one[key] for one in found]
             truth = np.mean([x.a for x in known]) / np.mean([x.b for x in known]) - 1

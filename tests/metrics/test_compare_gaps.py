@@ -21,13 +21,13 @@ def run(toy) -> Measured:
     return Measured(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate")
 
 
-def whole(run: Measured) -> Run:
+def complete(run: Measured) -> Run:
     return Run(run, slice(0, len(run.workload)))
 
 
 def as_pieces(run: Measured, together: int = 1) -> Measured:
     """The same run as a client sees it: the time of every token, told in pieces of so many."""
-    gaps, row = request_gaps(whole(run))
+    gaps, row = request_gaps(complete(run))
     r = run.records.requests
     at_s = [r.first_token_s[i] + np.concatenate([[0.0], np.cumsum(gaps[row == i])]) for i in range(len(r.status))]
     cut = [times[together - 1 :: together] if len(times) % together == 0 else times for times in at_s]
@@ -36,26 +36,26 @@ def as_pieces(run: Measured, together: int = 1) -> Measured:
     return replace(run, tokens=TokenTimes(start, np.concatenate(cut), np.concatenate(each)))
 
 
-def test_steps_tell_whose_every_gap_is(run) -> None:
-    gaps, row = request_gaps(whole(run))
+def test_steps_identify_the_request_of_every_gap(run) -> None:
+    gaps, row = request_gaps(complete(run))
     r = run.records.requests
     assert (np.bincount(row, minlength=200) == r.output_tokens - 1).all()
     assert np.bincount(row, gaps, 200) == pytest.approx(r.finished_s - r.first_token_s)
     assert np.sort(gaps) == pytest.approx(np.repeat(run.records.gaps.gap_s, run.records.gaps.count))
 
 
-def test_pieces_tell_the_same_as_steps(run) -> None:
-    gaps, row = request_gaps(whole(run))
-    same, own = request_gaps(whole(as_pieces(run)))
+def test_chunks_yield_the_same_gaps_as_steps(run) -> None:
+    gaps, row = request_gaps(complete(run))
+    same, own = request_gaps(complete(as_pieces(run)))
     assert (own == row).all()
     assert same == pytest.approx(gaps)
 
 
-def test_a_run_whose_steps_are_of_another_is_not_believed(run) -> None:
+def test_a_run_with_the_steps_of_another_is_rejected(run) -> None:
     r = run.records.requests
     late = replace(r, first_token_s=r.first_token_s * 2, finished_s=r.finished_s * 2)
-    assert request_gaps(whole(replace(run, records=replace(run.records, requests=late)))) is None
-    assert request_gaps(whole(replace(run, records=replace(run.records, steps=None)))) is None
+    assert request_gaps(complete(replace(run, records=replace(run.records, requests=late)))) is None
+    assert request_gaps(complete(replace(run, records=replace(run.records, steps=None)))) is None
 
 
 def test_an_interval_holds_the_error_and_shrinks_with_pairs(run, toy) -> None:
@@ -71,7 +71,7 @@ def test_an_interval_holds_the_error_and_shrinks_with_pairs(run, toy) -> None:
     assert all(abs(one.low) < 1e-6 > abs(one.high) for one in same.errors if one.metric == "tbt")
 
 
-def test_without_whose_gaps_they_are_there_is_an_error_and_no_interval(run) -> None:
+def test_without_the_requests_of_gaps_there_is_an_error_value_but_no_interval(run) -> None:
     blind = replace(run, records=replace(run.records, steps=None))
     one = compare(blind, run)["tbt.p95"]
     assert one.error == 0
@@ -80,22 +80,22 @@ def test_without_whose_gaps_they_are_there_is_an_error_and_no_interval(run) -> N
 
 def test_a_warm_up_is_left_out_where_gaps_are_known(run) -> None:
     half_s = float(np.median(run.records.requests.arrival_s))
-    gaps, row = request_gaps(whole(run))
+    gaps, row = request_gaps(complete(run))
     late = run.records.requests.arrival_s[row] >= half_s
     assert compare(run, run, warmup_s=half_s)["tbt.mean"].a == pytest.approx(gaps[late].mean())
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+def test_intervals_contain_the_truth_about_as_often_as_stated() -> None:
     """Requests of a pace of their own: drawing gaps one by one would be far too sure."""
-    n, each, held = 200, 30, []
+    n, each, covered = 200, 30, []
     row = np.repeat(np.arange(n), each)
     for seed in range(80):
         rng = np.random.default_rng(seed)
         a, b = (by * np.exp(np.repeat(rng.normal(0, 0.5, n), each) + rng.normal(0, 0.1, n * each)) for by in (1.1, 1.0))
         drawn = Bootstrap(paired=False, draws=200, seed=seed, level=0.9)
         low, high = drawn.error_interval(Sample(a, row, n), Sample(b, row, n), np.array([0.5]))
-        held.append(low[0] <= 0.1 <= high[0])
-    assert 0.78 <= np.mean(held) <= 0.99
+        covered.append(low[0] <= 0.1 <= high[0])
+    assert 0.78 <= np.mean(covered) <= 0.99
 
 
 def in_bursts(run: Measured, every: int) -> Measured:
@@ -113,7 +113,7 @@ def in_bursts(run: Measured, every: int) -> Measured:
     return replace(run, records=replace(run.records, gaps=gaps), tokens=tokens)
 
 
-def test_no_interval_is_told_of_an_error_over_next_to_nothing(run) -> None:
+def test_an_error_relative_to_nearly_zero_has_no_interval(run) -> None:
     """P90 of gaps lies where a wait becomes none: relative to some draws the error is ten million percent."""
     found = compare(run, in_bursts(run, 10))
     one = found["tbt.p90"]
@@ -121,6 +121,6 @@ def test_no_interval_is_told_of_an_error_over_next_to_nothing(run) -> None:
     assert not found["tbt.p50"].has_interval
     assert found["tbt.mean"].has_interval
     assert found["jct.p90"].has_interval
-    (told,) = [doubt for doubt in found.warnings if "nearly 0" in doubt]
-    assert "TBT p50, TBT p90" in told
-    assert not [doubt for doubt in compare(run, run).warnings if "nearly 0" in doubt]
+    (reported,) = [warning for warning in found.warnings if "nearly 0" in warning]
+    assert "TBT p50, TBT p90" in reported
+    assert not [warning for warning in compare(run, run).warnings if "nearly 0" in warning]

@@ -34,25 +34,25 @@ def test_one_model_under_two_names_is_one_model(run) -> None:
 
 def test_two_shapes_under_one_name_are_two_models(run) -> None:
     other = BEHIND | {"model_shape": TINY | {"layers": 4}}
-    (doubt,) = warnings(run, {"deployment": BEHIND}, {"deployment": other})
-    assert doubt == "They are of different models: tiny and tiny (layers 2 and 4)."
+    (warning,) = warnings(run, {"deployment": BEHIND}, {"deployment": other})
+    assert warning == "They are of different models: tiny and tiny (layers 2 and 4)."
 
 
-def test_a_served_name_that_nobody_knows_says_what_would_settle_it(run) -> None:
-    (doubt,) = warnings(run, {"deployment": BEHIND}, {"model": "model"})
-    assert "They may be of different models, tiny and model: B records only the name model" in doubt
-    assert "lengthwise bench URL SCENARIO.toml --records" in doubt
+def test_an_unknown_served_name_yields_a_warning_with_the_remedy(run) -> None:
+    (warning,) = warnings(run, {"deployment": BEHIND}, {"model": "model"})
+    assert "They may be of different models, tiny and model: B records only the name model" in warning
+    assert "lengthwise bench URL SCENARIO.toml --records" in warning
 
 
 def test_names_of_the_catalog_are_known_by_its_shapes(run) -> None:
     alias = catalog.model("llama-3-8b").metadata.aliases[0]
     assert warnings(run, {"model": "llama-3-8b"}, {"model": f"/models/{alias}"}) == ()
-    (doubt,) = warnings(run, {"model": "llama-3-8b"}, {"model": "llama-3-70b"})
-    assert doubt.startswith("They are of different models: llama-3-8b and llama-3-70b (layers 32 and 80, ")
+    (warning,) = warnings(run, {"model": "llama-3-8b"}, {"model": "llama-3-70b"})
+    assert warning.startswith("They are of different models: llama-3-8b and llama-3-70b (layers 32 and 80, ")
 
 
-def test_degrees_and_limits_that_differ_are_told(run) -> None:
+def test_differing_degrees_and_limits_are_warned_about(run) -> None:
     other = BEHIND | {"tp": 2, "max_num_seqs": 128, "gpu": "A100"}
-    told = warnings(run, {"deployment": BEHIND}, {"deployment": other})
-    assert "Their deployments differ: tp 1 and 2, max_num_seqs 64 and 128." in told
-    assert any(doubt.startswith("They are of different GPUs: ") for doubt in told)
+    reported = warnings(run, {"deployment": BEHIND}, {"deployment": other})
+    assert "Their deployments differ: tp 1 and 2, max_num_seqs 64 and 128." in reported
+    assert any(warning.startswith("They are of different GPUs: ") for warning in reported)

@@ -46,7 +46,7 @@ def test_the_engines_bins_are_within_half_a_percent(toy) -> None:
     assert histogram_error(toy.edges_s()) == pytest.approx(1 / 256)
 
 
-def test_kept_gaps_are_exact_and_the_histogram_agrees(toy) -> None:
+def test_stored_gaps_are_exact_and_the_histogram_agrees(toy) -> None:
     gaps = toy.records(150).gaps
     spelt = np.repeat(gaps.gap_s, gaps.count)
     exact = gap_distribution(gaps, np.nan)
@@ -69,7 +69,7 @@ def test_nothing_measured_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(("n", "known"), [(399, set()), (400, {"mean", "sd", "p50", "p75"}), (5000, {"p99"})])
-def test_intervals_only_where_the_data_tell_them(n, known) -> None:
+def test_intervals_exist_only_where_the_data_support_them(n, known) -> None:
     made = column_distribution(np.random.default_rng(0).random(n), 0.95)
     assert {k for k in ("mean", "sd", "p50", "p75", "p99") if getattr(made, k).has_interval} >= known
     assert not made.max.has_interval

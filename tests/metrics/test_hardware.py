@@ -49,8 +49,8 @@ def test_utilisation_follows_from_flops_and_bytes(toy, records) -> None:
     assert hardware.mfu.value == pytest.approx(model_flops(records.totals, deployment.model) / 3e14 / records.end_s)
     assert hardware.mbu.value == pytest.approx(moved_bytes(records.totals, deployment) / 2e12 / records.end_s)
     assert hardware.busy_share.value == pytest.approx(records.totals.busy_s[0] / records.end_s)
-    held = records.totals.kv_block_s[0] / records.end_s / toy.BLOCKS
-    assert hardware.kv_utilization.value == pytest.approx(held)
+    in_use = records.totals.kv_block_s[0] / records.end_s / toy.BLOCKS
+    assert hardware.kv_utilization.value == pytest.approx(in_use)
     steps = records.steps
     length, seqs = steps.end_s - steps.start_s, steps.decode_seqs + steps.prefill_seqs
     assert hardware.batch_seqs.value == pytest.approx((seqs * length).sum() / length.sum())

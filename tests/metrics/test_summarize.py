@@ -67,7 +67,7 @@ def test_requests_that_never_arrived_are_not_counted(records) -> None:
     assert summarize(dataclasses.replace(records, requests=later)).counts.arrivals == 750
 
 
-def test_goodput_is_what_kept_every_limit(records) -> None:
+def test_goodput_counts_requests_that_meet_every_limit(records) -> None:
     slo = Slo(ttft_s=0.05, tpot_s=0.02, jct_s=1.0)
     summary, columns = summarize(records, slo=slo), request_columns(records)
     tpot = np.nan_to_num(columns["tpot_s"], nan=0.0)
@@ -87,7 +87,7 @@ def test_without_limits_every_finished_request_is_good(records) -> None:
     assert summary.goodput.requests_per_s == summary.rates.requests_per_s
 
 
-def test_all_or_none_tells_no_interval(records) -> None:
+def test_all_or_none_yields_no_interval(records) -> None:
     never = summarize(records, slo=Slo(ttft_s=1e-9)).goodput
     assert never.share.value == 0
     assert not never.share.has_interval
@@ -102,7 +102,7 @@ def test_all_or_none_tells_no_interval(records) -> None:
         ({"level": float("nan")}, "between 0 and 1"),
     ],
 )
-def test_what_cannot_be_summarized_is_said(records, options, message) -> None:
+def test_invalid_options_are_reported(records, options, message) -> None:
     with pytest.raises(InputError, match=message):
         summarize(records, **options)
 

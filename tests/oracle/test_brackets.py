@@ -30,9 +30,9 @@ def bracket(measured, low=0.5, high=2.0, gpu="x"):
 
 
 def test_coverage_counts_what_lies_within_and_on_which_side_the_rest_fell():
-    told = _brackets.coverage([*(bracket(1.0) for _ in range(7)), bracket(0.4), bracket(2.0), bracket(2.1)])
-    assert (told["coverage"], told["below"], told["above"]) == (0.8, 1, 1)
-    assert told["log_sd_told"] == pytest.approx(0.421, abs=1e-3)
+    reported = _brackets.coverage([*(bracket(1.0) for _ in range(7)), bracket(0.4), bracket(2.0), bracket(2.1)])
+    assert (reported["coverage"], reported["below"], reported["above"]) == (0.8, 1, 1)
+    assert reported["log_sd_told"] == pytest.approx(0.421, abs=1e-3)
 
 
 def point(model="llama-3.1-70b", gpu="H100", clients=8, ttft_s=0.1):
@@ -49,7 +49,7 @@ def test_the_spread_is_fitted_on_a_half_that_shares_no_pair_with_the_other():
     assert _brackets.fitted_pairs(points[::-1]) == {("a", "x"), ("b", "x")}
 
 
-def test_the_least_spread_is_that_whose_interval_just_holds_the_point():
+def test_the_least_spread_is_that_whose_interval_just_contains_the_point():
     host = HostOverhead(request_s=0.03, queue_s=0.001)
     late = point(ttft_s=0.5)
     needed = _brackets.least(late, host)
@@ -82,7 +82,7 @@ def exact_draws(groups):
     )
 
 
-def test_the_interval_of_a_share_is_that_of_all_draws_of_whole_groups():
+def test_the_interval_of_a_share_is_that_of_all_draws_of_complete_groups():
     groups = {"a": [True] * 9 + [False], "b": [True, False, False], "c": [True] * 4, "d": [False, True] * 10}
     exact = exact_draws(groups)
     low, high = _intervals.share_interval(groups)
@@ -91,23 +91,23 @@ def test_the_interval_of_a_share_is_that_of_all_draws_of_whole_groups():
     assert (low, high) == _intervals.share_interval(dict(reversed(groups.items())))
 
 
-def test_more_points_of_the_same_pairs_tell_no_more():
+def test_more_points_of_the_same_pairs_add_no_information():
     groups = {"a": [True] * 9 + [False], "b": [True, False], "c": [True] * 4}
     swept = {pair: points * 50 for pair, points in groups.items()}
     assert _intervals.share_interval(swept) == _intervals.share_interval(groups)
 
 
 @pytest.mark.parametrize("groups", [{"a": [True, False]}, {"a": [True], "b": [True] * 9}])
-def test_where_draws_do_not_differ_no_interval_is_told(groups):
+def test_where_draws_do_not_differ_there_is_no_interval(groups):
     assert _intervals.share_interval(groups) is None
 
 
-def test_coverage_says_of_how_many_pairs_it_is():
-    told = _brackets.coverage(
+def test_coverage_reports_its_number_of_pairs():
+    reported = _brackets.coverage(
         [bracket(1.0), bracket(0.4), bracket(1.0, gpu="y"), bracket(1.0, gpu="y"), bracket(3.0, gpu="y")]
     )
-    assert (told["n"], told["pairs"], told["coverage"]) == (5, 2, 0.6)
-    assert told["ci"] is None  # of two pairs
+    assert (reported["n"], reported["pairs"], reported["coverage"]) == (5, 2, 0.6)
+    assert reported["ci"] is None  # of two pairs
     assert _brackets.coverage([bracket(1.0), bracket(0.4)])["ci"] is None
 
 
@@ -121,7 +121,7 @@ def test_first_tokens_of_both_files_are_joined_once_a_deployment(shared):
     assert amd["end"] == pytest.approx(14.61676, rel=1e-5)
 
 
-def test_an_interval_is_told_from_five_pairs_on():
+def test_an_interval_is_reported_from_five_pairs_on():
     few = [bracket(3.0 if at else 1.0, gpu=str(at)) for at in range(_intervals.MIN_GROUPS)]
     assert _brackets.coverage(few[1:] + few[1:2])["ci"] is None
     low, high = _brackets.coverage(few)["ci"]

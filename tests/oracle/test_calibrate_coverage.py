@@ -21,20 +21,20 @@ finally:
 def found(**parameters: tuple[float, float, bool]):
     """What has these parameters: raw ends, and whether they were told; each left at 1 and widened to hold it."""
     made = tuple(
-        Parameter(name, name, "x", 1.0, min(low, 1.0), max(high, 1.0), 1.0, told, 0.1, bare=(low, high))
-        for name, (low, high, told) in parameters.items()
+        Parameter(name, name, "x", 1.0, min(low, 1.0), max(high, 1.0), 1.0, reported, 0.1, bare=(low, high))
+        for name, (low, high, reported) in parameters.items()
     )
     return type("Found", (), {"parameters": made})()
 
 
-def test_an_interval_that_was_widened_to_hold_its_value_counts_as_the_runs_told_it():
+def test_a_widened_interval_is_counted_as_the_runs_reported_it():
     planted = _planted.PLANTED["work"]
     assert _planted.satisfied(found(work=(planted, 2.0, True))) == {"work": (True, True)}
     assert _planted.satisfied(found(work=(planted + 0.1, 2.0, True))) == {"work": (True, False)}
     assert _planted.satisfied(found(decode=(1.1, 2.0, True))) == {"decode": (True, False)}  # nothing was planted: 1
 
 
-def test_what_was_not_told_is_counted_apart():
+def test_undetermined_parameters_are_counted_separately():
     runs = {1: {"work": (True, True), "decode": (False, False)}, 2: {"work": (True, False), "decode": (True, True)}}
     row = _planted.coverage_row(runs)
     assert row["value"] == pytest.approx(2 / 3)

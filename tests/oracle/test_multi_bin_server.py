@@ -30,7 +30,7 @@ def deployment():
 @pytest.mark.parametrize("edges", [[], [20.5], [10.5, 20.5, 30.5]], ids=len)
 @pytest.mark.parametrize("batch_wait_s", [math.inf, 3.0], ids=["full", "partial"])
 @pytest.mark.parametrize("rate_rps", [4.0, 40.0])
-def test_batches_start_when_theory_says(deployment, edges, batch_wait_s, rate_rps):
+def test_batches_start_when_theory_predicts(deployment, edges, batch_wait_s, rate_rps):
     rng = np.random.default_rng(7)
     tokens, arrival_s = rng.integers(1, 41, 240), np.cumsum(rng.exponential(1 / rate_rps, 240))
     guess = np.clip(tokens + rng.integers(-8, 9, 240), 1, None)  # wrong bins, in both

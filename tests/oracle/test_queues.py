@@ -49,9 +49,9 @@ def test_m_m_1_sojourn_is_exponential():
     """In M/M/1 the whole time in the system is exponential with rate mu - lambda."""
     rng = np.random.default_rng(4)
     r = run(one_step_requests(poisson(rng, 0.6, 400_000), rng.exponential(1, 400_000), TOKEN_S), ONE).requests
-    apart = (r.finished_s - r.arrival_s)[WARMUP::200]
-    assert kstest(apart, "expon", args=(0, 1 / 0.4)).pvalue > 0.001
-    assert kstest(apart, "expon", args=(0, 1.15 / 0.4)).pvalue < 0.001, "the test has no power"
+    separate = (r.finished_s - r.arrival_s)[WARMUP::200]
+    assert kstest(separate, "expon", args=(0, 1 / 0.4)).pvalue > 0.001
+    assert kstest(separate, "expon", args=(0, 1.15 / 0.4)).pvalue < 0.001, "the test has no power"
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8])

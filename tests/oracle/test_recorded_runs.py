@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-THEIRS = [0.0] * 5
+OTHER = [0.0] * 5
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def recorded():
 )
 def test_a_recorded_run_stays_under_its_bounds(shared, recorded, number, bounds):
     root = shared("data/profiles/llmservingsim/measured_runs").parents[3]
-    told = recorded.of_run(root, recorded.RUNS[number], draws=0)
-    assert {name: told[name]["mape"] for name in bounds} == {
+    reported = recorded.of_run(root, recorded.RUNS[number], draws=0)
+    assert {name: reported[name]["mape"] for name in bounds} == {
         name: pytest.approx(0.0, abs=most) for name, most in bounds.items()
     }
 
@@ -48,13 +48,13 @@ def test_intervals_know_that_neighbours_wait_for_each_other(recorded):
     mixed = rng.permutation(drift)
     width = {}
     for name, errors in (("in a row", drift), ("mixed", mixed)):
-        told = recorded.compared(measured, measured * (1 + errors), THEIRS, 300)
-        low, high = np.quantile(told["draws"], [0.025, 0.975])
-        assert low < told["mape"] < high
+        reported = recorded.compared(measured, measured * (1 + errors), OTHER, 300)
+        low, high = np.quantile(reported["draws"], [0.025, 0.975])
+        assert low < reported["mape"] < high
         width[name] = high - low
     assert width["in a row"] > 1.35 * width["mixed"]
-    assert recorded.compared(measured, measured, THEIRS, 300)["draws"] == [0.0] * 300
-    assert recorded.compared(measured, measured, THEIRS, 0)["draws"] == []
+    assert recorded.compared(measured, measured, OTHER, 300)["draws"] == [0.0] * 300
+    assert recorded.compared(measured, measured, OTHER, 0)["draws"] == []
 
 
 def test_the_other_simulators_errors_are_read_from_its_own_summary(shared, recorded):

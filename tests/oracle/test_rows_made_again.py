@@ -31,27 +31,27 @@ def benchmark():
         sys.path.remove(str(BENCHMARKS))
 
 
-def test_a_recorded_run_calibrated_on_its_first_half_is_as_far_off_on_the_second_as_its_rows_say(shared, benchmark):
+def test_a_recorded_run_calibrated_on_its_first_half_has_the_errors_in_its_rows(shared, benchmark):
     recorded = benchmark("_recorded")
     run = recorded.RUNS[0]
     root = shared("data/profiles/llmservingsim/measured_runs").parents[3]
     found = recorded.calibration(root, run)
     for name, metric in recorded.LATENCIES.items():
-        told = {s.statistic: (s.before, s.after, s.low, s.high) for s in found.scores if s.metric == metric}
-        kept = ROWS[f"fidelity.calibrated.{name}_mape"]["details"]["runs"][run.name]
-        assert told.keys() == kept.keys()
-        for statistic, ends in told.items():
-            assert ends == pytest.approx(kept[statistic], abs=2e-3), (metric, statistic)
+        reported = {s.statistic: (s.before, s.after, s.low, s.high) for s in found.scores if s.metric == metric}
+        retained = ROWS[f"fidelity.calibrated.{name}_mape"]["details"]["runs"][run.name]
+        assert reported.keys() == retained.keys()
+        for statistic, ends in reported.items():
+            assert ends == pytest.approx(retained[statistic], abs=2e-3), (metric, statistic)
 
 
-def test_intervals_of_planted_runs_hold_as_often_as_their_level_says(benchmark):
+def test_intervals_of_planted_runs_hold_as_often_as_their_level_states(benchmark):
     """Which parts a calibration tells depends on its search; of those told, at most one interval misses its value."""
     planted = benchmark("_planted")
     deployment = deploy("llama-3-8b", "H100", limits=EngineLimits(64, 2048, max_model_len=8192))
-    kept = ROWS["calibrate_coverage"]["details"]["runs"]
-    missed = next(run for run, held in kept.items() if not all(held.values()))
+    retained = ROWS["calibrate_coverage"]["details"]["runs"]
+    missed = next(run for run, held_out in retained.items() if not all(held_out.values()))
     for run in ("1", missed):
         found = planted.satisfied(planted.covered(deployment, int(run)))
-        holds = [held for told, held in found.values() if told]
+        holds = [held_out for reported, held_out in found.values() if reported]
         assert len(holds) >= 2
-        assert sum(not held for held in holds) <= 1
+        assert sum(not held_out for held_out in holds) <= 1

@@ -166,21 +166,21 @@ def deployment(rules: Rules, tables: CostTables, model=MODEL) -> Deployment:
 
 def assert_same(work: Workload, rules: Rules, tables: CostTables, stage_time, engine: str, model=MODEL) -> int:
     """Engine and oracle agree; comes back with the restarts there were."""
-    theirs = play(work.arrival_s, work.prompt_tokens, work.output_tokens, rules, stage_time)
-    assert theirs.drained, rules
-    ours = simulate(work, deployment(rules, tables, model), engine=engine)
-    requests = ours.requests
+    other = play(work.arrival_s, work.prompt_tokens, work.output_tokens, rules, stage_time)
+    assert other.drained, rules
+    own = simulate(work, deployment(rules, tables, model), engine=engine)
+    requests = own.requests
     assert (requests.status == Status.FINISHED).all(), rules
-    assert int(ours.totals.steps.sum()) == theirs.iterations, rules
-    np.testing.assert_array_equal(requests.preemptions, theirs.column("restarts"), err_msg=str(rules))
+    assert int(own.totals.steps.sum()) == other.iterations, rules
+    np.testing.assert_array_equal(requests.preemptions, other.column("restarts"), err_msg=str(rules))
     times = {
         "completed_s": requests.finished_s,
         "scheduled_s": requests.scheduled_s,
         "prefilled_s": requests.first_token_s,
     }
     for name, column in times.items():
-        np.testing.assert_allclose(column, theirs.column(name), rtol=1e-9, atol=0, err_msg=f"{name} {rules}")
-    return int(theirs.column("restarts").sum())
+        np.testing.assert_allclose(column, other.column(name), rtol=1e-9, atol=0, err_msg=f"{name} {rules}")
+    return int(other.column("restarts").sum())
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -263,5 +263,5 @@ def test_oracle_reproduces_recorded_runs(shared, name: str) -> None:
         "scheduled_s": "scheduled_at",
         "prefilled_s": "prefill_completed_at",
     }
-    for ours, theirs in pairs.items():
-        np.testing.assert_allclose(played.column(ours), [row[theirs] for row in rows], rtol=1e-12, atol=0)
+    for own, other in pairs.items():
+        np.testing.assert_allclose(played.column(own), [row[other] for row in rows], rtol=1e-12, atol=0)

@@ -168,10 +168,10 @@ class Sarathi(Paged):
     """Decodes first, then chunks of begun prompts, then of new ones, within a budget of tokens."""
 
     def form(self) -> Batch:
-        batch, begun = self.decodes()
+        batch, started = self.decodes()
         used = len(batch)
         skipped = []
-        for job in begun:  # the cap on a batch is not asked here
+        for job in started:  # the cap on a batch is not asked here
             chunk = self.chunk(job, used)
             used += chunk
             if chunk:
@@ -190,14 +190,14 @@ class Sarathi(Paged):
 
     def decodes(self) -> tuple[Batch, list[Job]]:
         batch: Batch = []
-        begun = []
+        started = []
         while self.idle and len(batch) != self.step_cap:
             job = self.idle.pop(0)
             if not job.decoding:
-                begun.append(job)
+                started.append(job)
             elif self.make_room(job):
                 batch.append((job, 1))
-        return batch, begun
+        return batch, started
 
     def chunk(self, job: Job, used: int) -> int:
         return max(0, min(job.prefill - job.done, self.rules.token_budget - used))

@@ -174,7 +174,7 @@ def test_a_request_that_waits_for_ever(engine):
 @pytest.mark.parametrize(
     "axes", [{"rank": "sjf"}, {"victim": "longest_remaining"}, {"memory": "predicted_peak"}], ids=str
 )
-def test_predictions_that_are_not_there(engine, axes):
+def test_missing_predictions_are_reported(engine, axes):
     blind = dataclasses.replace(REQUESTS, predicted_tokens=None)
     name = next(iter(axes.values()))
     with pytest.raises(PolicyError, match=f"'{name}' needs predicted output lengths.*give predicted_tokens"):

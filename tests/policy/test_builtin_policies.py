@@ -33,7 +33,7 @@ BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]
 COUNT = st.integers(0, 10_000)
 ARRAYS = ("waiting", "running", "tokens")
 REALS = (
-    "now_s", "arrival_s", "predicted_tokens", "index_tokens", "queued_for_s", "service_tokens", "waiting_key",
+    "now_s", "arrival_s", "predicted_tokens", "gittins_rank", "queued_for_s", "service_tokens", "waiting_key",
     "running_key", "recompute_steps",
 )  # fmt: skip
 REMAINING = ("remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens")
@@ -65,7 +65,7 @@ def of(axis, name, **given_arguments):
 
 
 @pytest.mark.parametrize("built_in", BUILT_IN, ids=lambda p: f"{p.axis}-{p.name}")
-def test_compiled_and_interpreted_say_the_same(built_in):
+def test_compiled_and_interpreted_agree(built_in):
     compiled, interpreted = policy.compiled(built_in), policy.interpreted(built_in)
 
     @settings(max_examples=25, deadline=None, database=None)
@@ -77,7 +77,7 @@ def test_compiled_and_interpreted_say_the_same(built_in):
 
 
 @pytest.mark.parametrize("built_in", BUILT_IN, ids=lambda p: f"{p.axis}-{p.name}")
-def test_every_policy_says_what_it_does(built_in):
+def test_every_policy_describes_what_it_does(built_in):
     assert built_in.builtin
     assert built_in.doc.endswith(".")
     assert (built_in.axis, built_in.name, built_in.doc) in policy.catalog()
@@ -102,7 +102,7 @@ ORDERS = {
     "vtc": "dbac",
     "completed_batches": "bdac",
 }
-NUMBERS = ("remaining_tokens", "index_tokens", "queued_for_s", "service_tokens", "batch")
+NUMBERS = ("remaining_tokens", "gittins_rank", "queued_for_s", "service_tokens", "batch")
 MORE = {
     "a": (20.0, 5.0, 4.0, 10.0, 2),
     "b": (80.0, 1.0, 4.0, 5.0, 1),
@@ -206,7 +206,7 @@ def test_routes_worked_by_hand():
     load = {
         "waiting": np.array([3, 0, 1, 2]), "running": np.array([0, 9, 2, 1]), "tokens": np.array([40, 30, 50, 20]),
     }  # fmt: skip
-    assert [of("router", "round_robin", sequence=i, **load) for i in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [of("router", "round_robin", request_number=i, **load) for i in range(6)] == [0, 1, 2, 3, 0, 1]
     assert [of("router", "random", draw_a=u, **load) for u in (0.0, 0.3, 0.5, 0.99)] == [0, 1, 2, 3]
     assert of("router", "least_outstanding", **load) == 0, "3 each at 0, 2 and 3: the lowest number"
     assert of("router", "least_waiting", **load) == 1

@@ -30,7 +30,7 @@ def test_every_row_has_the_key_it_has_alone(name):
     assert keys(policy, columns, 12.5).tolist() == alone
 
 
-def test_a_rank_of_ones_own_is_asked_the_same_way():
+def test_a_custom_rank_is_called_the_same_way():
     @rank(every_step=True)
     def own(now_s, arrival_s, prompt_tokens):
         return (now_s - arrival_s) / (1 + prompt_tokens)
@@ -48,11 +48,11 @@ def test_only_the_columns_that_a_rank_takes_are_looked_at(n, seed):
     assert found.tolist() == columns["remaining_tokens"].tolist()
 
 
-def test_columns_are_all_that_ranks_are_told_but_the_time():
+def test_columns_are_all_rank_arguments_except_the_time():
     assert ("now_s", *COLUMNS) == RANK_ARGUMENTS
 
 
-def test_a_column_that_is_taken_must_be_there():
+def test_a_required_column_must_be_present():
     with pytest.raises(PolicyError, match="remaining_tokens"):
         keys(resolve("rank", "hrrn"), {"queued_for_s": np.ones(3)}, 0.0)
 

@@ -42,7 +42,7 @@ def run(workload, deployment, engine):
     return simulate(workload, deployment, engine=engine).requests
 
 
-def test_by_rank_gives_the_seat_to_who_ranks_better(engine):
+def test_by_rank_gives_the_slot_to_the_better_ranked_request(engine):
     """The long one has 6 tokens at 6 s; the short one takes its place and is done at 8."""
     waits = run(LONG_THEN_SHORT, place(rank="srtf"), engine)
     assert waits.finished_s.tolist() == [20, 22]
@@ -51,7 +51,7 @@ def test_by_rank_gives_the_seat_to_who_ranks_better(engine):
     assert takes.preemptions.tolist() == [1, 0]
 
 
-def test_nobody_gives_way_to_who_ranks_worse(engine):
+def test_no_request_yields_to_a_worse_ranked_one(engine):
     nearly_done = requests((0.0, 4, 7), (5.5, 4, 2))
     assert run(nearly_done, place(rank="srtf", preemption="by_rank"), engine).preemptions.tolist() == [0, 0]
 
@@ -73,22 +73,22 @@ def test_worth_it_does_not_pay_more_for_computing_again_than_it_saves(engine, pr
     assert r.preemptions.tolist() == [moves, 0]
 
 
-def test_worth_moves_nobody_more_often_than_allowed(engine):
+def test_worth_preempts_no_request_more_often_than_allowed(engine):
     many = requests((0.0, 4, 60), *((5.5 + 6 * i, 4, 2) for i in range(5)))
     for most in (0, 1, 3):
         r = run(many, place(rank="srtf", preemption=f"worth(factor=0, max_preemptions={most})"), engine)
         assert r.preemptions.tolist() == [most, 0, 0, 0, 0, 0]
 
 
-def test_the_queue_with_levels_takes_a_seat_when_a_level_is_used_up(engine):
+def test_the_multilevel_queue_takes_a_slot_when_a_level_is_used_up(engine):
     """Level 0 ends after 4 tokens: at 6 s the newcomer goes first; at 3 s it does not."""
     levels = {"rank": "mlfq(quantum=4, levels=3)", "preemption": "by_rank"}
     assert run(LONG_THEN_SHORT, place(**levels), engine).finished_s[1] == 8
     early = requests((0.0, 4, 20), (2.5, 4, 2))
-    assert run(early, place(**levels, window_tokens=1), engine).preemptions[0] == 1
-    assert run(early, place(**levels, window_tokens=1), engine).scheduled_s[1] == 4
+    assert run(early, place(**levels, preemption_interval_steps=1), engine).preemptions[0] == 1
+    assert run(early, place(**levels, preemption_interval_steps=1), engine).scheduled_s[1] == 4
     big = requests((0.0, 4, 20), (5.5, 100, 2))  # a prompt of 100 joins at level 1, where the other came first
-    assert run(big, place(**levels, window_tokens=1), engine).scheduled_s[1] == 12
+    assert run(big, place(**levels, preemption_interval_steps=1), engine).scheduled_s[1] == 12
 
 
 def test_levels_and_where_a_prompt_joins(engine):
@@ -114,14 +114,14 @@ def test_tenants_of_unequal_demand_are_served_alike(engine):
     assert run(requests(*rows, tenant=tenant), place(rank="fcfs"), engine).scheduled_s[30] == 90
 
 
-def test_tenants_share_the_seats_of_one_step(engine):
+def test_tenants_share_the_slots_of_one_step(engine):
     """Whoever is charged counts at once: four seats each, though one tenant's requests came first."""
     tenant = np.repeat([0, 1], 8)
     r = run(requests(*[(0.0, 4, 30)] * 16, tenant=tenant), place(seqs=8, rank="vtc"), engine)
     assert tenant[r.scheduled_s == 0].sum() == 4
 
 
-def test_a_tenant_saves_up_nothing_while_it_asks_for_little(engine):
+def test_a_tenant_accumulates_no_credit_while_it_requests_little(engine):
     """One long answer is little service; then twenty requests come, and the others are not shut out."""
     rows = [(0.0, 4, 300)] + [(0.0, 30, 4)] * 60 + [(90.5, 30, 4)] * 20
     tenant = np.repeat([1, 0, 1], [1, 60, 20])
@@ -160,7 +160,7 @@ def test_one_batch_is_never_mixed_with_the_next(engine, batching, together):
     assert (r.scheduled_s[3] == 50) == together
 
 
-def test_elis_forms_its_batch_anew_after_fifty_steps_or_an_end(engine):
+def test_elis_reforms_its_batch_after_fifty_steps_or_a_completion(engine):
     """Algorithm 1: a shorter request comes at 5.5 s; it has a seat at 50 s, or when another ends."""
     elis = dataclasses.asdict(policy.scheduler("elis"))
     alone = run(requests((0.0, 4, 120), (5.5, 4, 30)), place(**elis), engine)
@@ -172,7 +172,7 @@ def test_elis_forms_its_batch_anew_after_fifty_steps_or_an_end(engine):
     assert ends.preemptions.tolist() == [0, 0, 0]
 
 
-def test_elis_predicts_anew_at_every_window(engine):
+def test_elis_repredicts_at_every_window(engine):
     """Who looked short at first and turns out long gives way at the next window."""
     made = Predictions(50, np.array([0, 3, 4]), np.array([20.0, 160.0, 160.0, 30.0]), np.ones(4))
     elis = dataclasses.asdict(policy.scheduler("elis"))
@@ -193,7 +193,7 @@ def test_the_predicted_peak_follows_what_is_predicted_now(engine, retry, schedul
     assert r.scheduled_s.tolist() == [0, scheduled_s]
 
 
-def test_who_has_waited_too_long_goes_first_and_stays(engine):
+def test_an_overdue_request_is_scheduled_first_and_stays(engine):
     """Short requests keep coming; the long one waits 10 s, then holds its seat to its end."""
     short = [(float(i), 4, 3) for i in range(40)]
     rows = requests(*sorted([(0.5, 4, 30), *short]))

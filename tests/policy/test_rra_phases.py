@@ -45,7 +45,7 @@ def test_a_prefill_phase_and_so_many_iterations_and_again(engine):
 
 
 @ENGINES
-def test_who_has_finished_is_gone_at_once(engine):
+def test_finished_requests_leave_immediately(engine):
     steps = simulate(at_once([2, 3, 5, 9]), place("rra(prefill_batch=4, decode_steps=8)"), engine=engine).steps
     assert sequence_of(steps) == ["e4", "d4", "d3", "d2", "d2", "d1", "d1", "d1", "d1"]
 
@@ -62,7 +62,7 @@ def test_micro_batches_go_round_together(engine, stages, micro_batches, parts):
 
 
 @ENGINES
-def test_decodes_of_a_micro_batch_rest_beside_its_prefill(engine):
+def test_decodes_of_a_micro_batch_pause_during_its_prefill(engine):
     """Two micro-batches of requests that outlast three phases: each gets its part of the new ones, none is mixed."""
     batching = "rra(prefill_batch=4, decode_steps=2)"
     steps = simulate(at_once([6] * 12), place(batching, stages=2), engine=engine).steps
@@ -84,7 +84,7 @@ def test_a_micro_batch_that_runs_empty_takes_no_rounds_from_the_others(engine, o
 
 
 @ENGINES
-def test_micro_batches_that_nobody_joined_have_as_many_rounds(engine):
+def test_micro_batches_without_new_requests_run_as_many_rounds(engine):
     """Three micro-batches, B_E = 2: who decodes beside the prefill of the others has N_D = 3 rounds, too."""
     batching = "rra(prefill_batch=2, decode_steps=3)"
     steps = simulate(at_once([30] * 12), place(batching, stages=3), engine=engine).steps
@@ -100,7 +100,7 @@ def test_too_few_are_spread_over_the_micro_batches(engine):
 
 
 @ENGINES
-def test_who_comes_in_the_middle_waits_for_the_next_phase(engine):
+def test_a_request_that_arrives_mid_phase_waits_for_the_next_phase(engine):
     """One runs from 0 s on; a second comes at 2.5 s, after N_D = 6 iterations of the first it is prefilled, at 7 s."""
     workload = Workload(np.array([0.0, 2.5]), np.array([10, 10]), np.array([20, 1]))
     batching = "rra(prefill_batch=8, decode_steps=6)"
@@ -163,7 +163,7 @@ def test_parameters_are_data_and_not_code():
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "states"),
     [
         ("rra", "prefill_batch"),
         ("rra(prefill_batch=0, decode_steps=1)", "prefill_batch must be a whole number of at least 1"),
@@ -172,6 +172,6 @@ def test_parameters_are_data_and_not_code():
         ("rra(prefill_batch=2, decode_steps=1, phases=3)", "it takes prefill_batch, decode_steps, micro_batches=0"),
     ],
 )
-def test_wrong_parameters_say_what_is_right(text, says):
-    with pytest.raises(PolicyError, match=says):
+def test_wrong_parameters_are_reported_with_the_right_ones(text, states):
+    with pytest.raises(PolicyError, match=states):
         policy.resolve("batching", text)

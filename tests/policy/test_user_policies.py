@@ -32,7 +32,7 @@ response_ratio_now = dataclasses.replace(response_ratio, name="response_ratio_no
 
 
 @rank
-def least_served(generated_tokens, prompt_tokens):
+def min_served(generated_tokens, prompt_tokens):
     """A level a doubling of what a request was given so far, as in a feedback queue."""
     level, quantum = 0, 16
     while prompt_tokens + generated_tokens > quantum:
@@ -67,8 +67,8 @@ def by_prediction(context_tokens, predicted_tokens, block_size, free_blocks, num
 
 
 @router
-def fewest_of_three(sequence, draw_a, draw_b, waiting, running):
-    best = sequence % len(waiting)
+def fewest_of_three(request_number, draw_a, draw_b, waiting, running):
+    best = request_number % len(waiting)
     for draw in (draw_a, draw_b):
         other = int(draw * len(waiting))
         if waiting[other] + running[other] < waiting[best] + running[best]:
@@ -97,13 +97,13 @@ def world(scheduler, replicas=2):
     [
         {"rank": response_ratio},
         {"rank": response_ratio_now},
-        {"rank": least_served},
+        {"rank": min_served},
         {"victim": evict_the_unlucky},
         {"batching": small_steps},
         {"batching": prompts_alone, "memory": "reserve_max"},
         {"memory": by_prediction},
         {"router": fewest_of_three},
-        {"rank": least_served, "victim": least_served, "batching": small_steps, "router": fewest_of_three},
+        {"rank": min_served, "victim": min_served, "batching": small_steps, "router": fewest_of_three},
     ],
     ids=lambda own: "-".join(getattr(value, "name", value) for value in own.values()),
 )
@@ -115,12 +115,12 @@ def test_compiled_and_interpreted_run_alike(own):
     assert not np.array_equal(kernel.requests.finished_s, plain.requests.finished_s), "the policy mattered"
 
 
-def test_keys_taken_anew_at_every_step_matter():
+def test_keys_recomputed_at_every_step_matter():
     once, anew = (simulate(*world(Scheduler(rank=r))) for r in (response_ratio, response_ratio_now))
     assert not np.array_equal(once.requests.finished_s, anew.requests.finished_s)
 
 
-def test_a_decorator_keeps_what_the_engine_must_know():
+def test_a_decorator_stores_what_the_engine_needs():
     assert not response_ratio.builtin
     assert response_ratio.arguments == ("now_s", "arrival_s", "predicted_tokens")
     assert response_ratio.doc.startswith("Highest response ratio first")

@@ -27,13 +27,13 @@ class Misled:
 
     def predict(self, prompts, tokens_so_far=0):
         middle = np.exp(3.4 + prompts.prompt_tokens / 1000)
-        said = LengthDistribution.of(middle[:, None] * np.exp(0.1 * (2 * LEVELS - 1)))
-        return said.given(tokens_so_far)
+        message = LengthDistribution.of(middle[:, None] * np.exp(0.1 * (2 * LEVELS - 1)))
+        return message.given(tokens_so_far)
 
 
 def covered(predictor, samples, age=0, low=0.05, high=0.95):
     """The share of lengths within an interval of quantiles, of those that reach the age."""
     alive = samples.take(np.flatnonzero(samples.output_tokens > age))
-    said = predictor.predict(alive.prompts, age)
+    message = predictor.predict(alive.prompts, age)
     y = alive.output_tokens
-    return float(((y > said.quantile(low)) & (y <= said.quantile(high))).mean())
+    return float(((y > message.quantile(low)) & (y <= message.quantile(high))).mean())

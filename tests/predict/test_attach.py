@@ -59,12 +59,12 @@ def test_the_oracle_is_right_at_every_window():
     found = attach(workload([1, 70, 420]), Oracle(), window_tokens=100)
     np.testing.assert_array_equal(rows(found, 2), 420)
     p = found.predictions
-    np.testing.assert_allclose(p.index_tokens, [1, 70, 420, 320, 220, 120, 20])
+    np.testing.assert_allclose(p.gittins_rank, [1, 70, 420, 320, 220, 120, 20])
 
 
 @pytest.mark.parametrize("name", PREDICTORS)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.lists(st.integers(1, 400), min_size=8, max_size=8))
-def test_only_how_many_rows_there_are_follows_the_truth(name, output, other):
+def test_only_the_number_of_rows_depends_on_the_truth(name, output, other):
     """Law: two workloads that differ in their true lengths alone agree in every row that both have."""
     one, two = (attach(workload(y), PREDICTORS[name]) for y in (output, other[: len(output)]))
     for request in range(len(output)):
@@ -91,9 +91,9 @@ def test_an_oracles_luck_is_one_draw_a_request(output, seed):
 def test_statistics_are_those_of_what_is_given(statistic):
     predictor = BucketEcdf().fit(SAMPLES)
     found = attach(workload([300]), predictor, statistic=statistic)
-    said = predictor.predict(Prompts(1, prompt_tokens=np.array([8])), 0)
+    message = predictor.predict(Prompts(1, prompt_tokens=np.array([8])), 0)
     for window, total in enumerate(rows(found, 0)):
-        after = said.given(50 * window)
+        after = message.given(50 * window)
         tail = np.mean([after.quantile(level)[0] for level in np.linspace(0.9, 1, 41)[1::2]])
         expected = {"mean": after.mean[0], "median": after.median[0], "q0.9": after.quantile(0.9)[0]}
         if statistic in expected:
@@ -122,8 +122,8 @@ def test_texts_models_and_partial_outputs_are_handed_over():
             seen.append((list(prompts.text), list(prompts.model), list(prompts.output_so_far), list(tokens_so_far)))
             return LengthDistribution.point(np.asarray(tokens_so_far) + 5.0)
 
-    told = workload([100, 40], prompt=["hello", None], model=["a", "b"], output=["x" * 200, "y" * 10])
-    attach(told, Reader())
+    reported = workload([100, 40], prompt=["hello", None], model=["a", "b"], output=["x" * 200, "y" * 10])
+    attach(reported, Reader())
     assert seen == [(["hello", ""], ["a", "b"], ["", ""], [0, 0]), (["hello"], ["a"], ["x" * 100], [50])]
 
 
@@ -136,8 +136,8 @@ def test_a_prompt_comes_once_a_call_however_long_its_output_is():
             return LengthDistribution.point(np.array([50.0 * often[t] for t in prompts.text])).given(tokens_so_far)
 
     output = np.array([1, 400, 90, 1000])
-    told = attach(workload(output, prompt=list("abcd")), Counts())
-    np.testing.assert_array_equal(told.predicted_tokens, 50)
+    reported = attach(workload(output, prompt=list("abcd")), Counts())
+    np.testing.assert_array_equal(reported.predicted_tokens, 50)
 
     class OnceCounts(Counts):
         predicts_once = True
@@ -166,12 +166,12 @@ def test_answers_that_are_none_are_errors(once, answer, words):
         attach(workload([5, 60, 7]), Bad())
 
 
-def test_many_requests_go_in_chunks_and_say_the_same():
+def test_many_requests_are_predicted_in_chunks_with_the_same_result():
     output = np.random.default_rng(0).integers(1, 300, 30_000)
-    whole = attach(workload(output), PREDICTORS["buckets"])
+    complete = attach(workload(output), PREDICTORS["buckets"])
     part = attach(workload(output[:100]), PREDICTORS["buckets"])
-    np.testing.assert_array_equal(rows(whole, 99), rows(part, 99))
-    assert whole.predictions.start[-1] > 2**15
+    np.testing.assert_array_equal(rows(complete, 99), rows(part, 99))
+    assert complete.predictions.start[-1] > 2**15
 
 
 def test_the_rest_of_the_workload_stays():

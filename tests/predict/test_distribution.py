@@ -123,7 +123,7 @@ def test_what_is_outlived_has_a_tail_of_half_as_much_again(d, age):
 
 
 def test_a_bimodal_length_is_worth_a_try_before_its_mean():
-    """Half end at 10, half at 1,000: the Gittins index is that of the short try, the mean is not."""
+    """Half end at 10, half at 1,000: the Gittins rank is that of the short try, the mean is not."""
     d = LengthDistribution.of([[10, 10, 1000, 1000]], [0, 0.5, 0.5000001, 1])
     assert d.gittins(0)[0] == pytest.approx(20, rel=1e-3)
     assert d.remaining(0)[0] == pytest.approx(505, rel=1e-3)
@@ -141,10 +141,10 @@ def test_samples_follow_the_quantiles():
 @given(distributions(rows=3), AGES)
 def test_rows_do_not_know_of_each_other(d, age):
     for ask in ("given", "remaining", "gittins", "cdf"):
-        whole, alone = getattr(d, ask)(age), getattr(d.take([1]), ask)(age)
+        complete, alone = getattr(d, ask)(age), getattr(d.take([1]), ask)(age)
         if ask == "given":
-            whole, alone = whole.tokens, alone.tokens
-        np.testing.assert_array_equal(whole[[1]], alone)
+            complete, alone = complete.tokens, alone.tokens
+        np.testing.assert_array_equal(complete[[1]], alone)
 
 
 @given(distributions(rows=2), AGES, LEVEL)
@@ -156,7 +156,7 @@ def test_one_quantile_of_what_is_given_is_that_of_all(d, age, level):
 
 
 @given(distributions())
-def test_other_levels_tell_the_same(d):
+def test_other_levels_give_the_same_distribution(d):
     np.testing.assert_allclose(d.at(d.levels).tokens, d.tokens)
     fine = d.at(np.unique(np.concatenate([np.linspace(0, 1, 101), d.levels])))
     np.testing.assert_allclose(fine.mean, d.mean, rtol=1e-9)

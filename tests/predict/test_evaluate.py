@@ -15,7 +15,7 @@ from lengthwise.predict.evaluation import evaluate, explainable_variance, groups
 from lengthwise.schema.errors import InputError
 
 
-class Says:
+class States:
     """A predictor that says what it was given, whoever asks."""
 
     def __init__(self, tokens, spread=0.0) -> None:
@@ -37,22 +37,22 @@ def samples(tokens, model=None, cut=None) -> Samples:
     return Samples(prompts, np.array(tokens, np.int64), np.zeros(n, bool) if cut is None else cut)
 
 
-def told(predicted, true, spread=0.0, **options):
-    predictor = Says({str(i): t for i, t in enumerate(predicted)}, spread)
+def reported(predicted, true, spread=0.0, **options):
+    predictor = States({str(i): t for i, t in enumerate(predicted)}, spread)
     return evaluate(predictor, samples(true), draws=0, clock=None, windows=(), **options)
 
 
 def test_points_are_scored_by_their_formulas() -> None:
-    said, true = np.array([10.0, 40, 30, 80]), np.array([20.0, 30, 40, 100])
-    found = told(said, true)
+    message, true = np.array([10.0, 40, 30, 80]), np.array([20.0, 30, 40, 100])
+    found = reported(message, true)
     value = {name: e.value for name, e in found.scores.items()}
-    assert value["mae"] == pytest.approx(np.abs(said - true).mean())
-    assert value["rmse"] == pytest.approx(np.sqrt(((said - true) ** 2).mean()))
-    assert value["r2"] == pytest.approx(1 - ((said - true) ** 2).sum() / ((true - true.mean()) ** 2).sum())
-    assert value["bias"] == pytest.approx((said - true).mean())
+    assert value["mae"] == pytest.approx(np.abs(message - true).mean())
+    assert value["rmse"] == pytest.approx(np.sqrt(((message - true) ** 2).mean()))
+    assert value["r2"] == pytest.approx(1 - ((message - true) ** 2).sum() / ((true - true.mean()) ** 2).sum())
+    assert value["bias"] == pytest.approx((message - true).mean())
     assert value["tau"] == pytest.approx((5 - 1) / 6)
     assert value["coverage90"] == 0
-    assert value["pinball"] == pytest.approx(0.5 * np.abs(said - true).mean())
+    assert value["pinball"] == pytest.approx(0.5 * np.abs(message - true).mean())
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=12))
@@ -69,21 +69,21 @@ def test_kendall_counts_pairs(rows) -> None:
 
 def test_intervals_and_bins() -> None:
     true = np.arange(1, 101)
-    found = told(true, true, spread=0.1)
+    found = reported(true, true, spread=0.1)
     assert found.scores["coverage90"].value == 1
     assert found.scores["width90"].value == pytest.approx(0.2 * true.mean(), rel=1e-3)
     assert found.scores["accuracy_8"].value == 1
     level, share = found.calibration
     assert share[level < 0.4].max() < 0.02
-    off = told(true[::-1], true)
+    off = reported(true[::-1], true)
     assert off.scores["tau"].value == -1
     assert off.scores["accuracy_2"].value < 0.02
     assert off.scores["within_one_2"].value == 1
 
 
 def test_order_within_a_model_is_not_order_between_models() -> None:
-    true, said, model = [10, 20, 1000, 2000], [20, 10, 2000, 1000], ["a", "a", "b", "b"]
-    predictor = Says({str(i): t for i, t in enumerate(said)})
+    true, message, model = [10, 20, 1000, 2000], [20, 10, 2000, 1000], ["a", "a", "b", "b"]
+    predictor = States({str(i): t for i, t in enumerate(message)})
     found = evaluate(predictor, samples(true, model), draws=0, clock=None, windows=())
     assert found.scores["tau_within"].value == -1
     assert found.scores["tau"].value > 0
@@ -111,7 +111,7 @@ class Right:
 
 @pytest.mark.parametrize("limits", ["one", "many", "late"])
 @pytest.mark.parametrize("middles", [(150,), (30, 120, 480)])
-def test_who_is_right_is_scored_as_right_where_outputs_were_cut(limits, middles) -> None:
+def test_a_correct_predictor_scores_as_correct_where_outputs_were_truncated(limits, middles) -> None:
     rng = np.random.default_rng(3)
     n = 3000
     middle = rng.choice(middles, n)
@@ -130,11 +130,11 @@ def test_who_is_right_is_scored_as_right_where_outputs_were_cut(limits, middles)
     assert np.abs(share - level).max() < 0.03
 
 
-def test_who_is_too_sure_is_seen_where_outputs_were_cut() -> None:
+def test_overconfidence_is_detected_where_outputs_were_truncated() -> None:
     rng = np.random.default_rng(4)
     true = np.maximum(1, np.rint(100 * np.exp(0.8 * rng.normal(size=1000)))).astype(int)
     found = evaluate(
-        Says({str(i): 100 for i in range(1000)}, 0.3),
+        States({str(i): 100 for i in range(1000)}, 0.3),
         samples(np.minimum(true, 300), cut=true > 300),
         draws=0,
         clock=None,
@@ -146,7 +146,7 @@ def test_who_is_too_sure_is_seen_where_outputs_were_cut() -> None:
 def test_a_length_off_by_rounding_is_that_length() -> None:
     """exp(log 64) is 63.99999999999999."""
     true = np.full(40, 64)
-    found = told(np.exp(np.log(true.astype(float))), true)
+    found = reported(np.exp(np.log(true.astype(float))), true)
     value = {name: e.value for name, e in found.scores.items()}
     assert (value["mae"], value["bias"], value["pinball"]) == (0, 0, 0)
     assert (value["coverage90"], value["accuracy_4"], value["accuracy_8"]) == (1, 1, 1)
@@ -160,7 +160,7 @@ def test_one_constant_length_has_no_order_and_no_r2() -> None:
     assert np.isnan(found.scores["r2"].value)
 
 
-def test_what_runs_on_is_told_better_and_what_ended_is_known() -> None:
+def test_running_requests_are_predicted_better_and_finished_ones_are_known() -> None:
     true = np.random.default_rng(0).integers(1, 400, 300)
     found = evaluate(Constant().fit(samples(true)), samples(true), draws=0, clock=None, windows=(0, 100, 200, 399))
     assert [w.tokens for w in found.windows] == [0, 100, 200]
@@ -180,7 +180,7 @@ def test_intervals_shrink_with_prompts_and_the_same_seed_gives_the_same() -> Non
     assert 2 < halves[0] / halves[1] < 8
 
 
-def test_a_prompt_is_resampled_whole() -> None:
+def test_a_prompt_is_resampled_as_a_unit() -> None:
     group = groups(Prompts(5, text=["a", "b ", "a", " b", "c"]), 5)
     assert len(set(group)) == 3
     for rows in resampled(group, 20, 0):
@@ -194,9 +194,9 @@ def test_latency_is_that_of_the_clock() -> None:
     assert latency_ms(Constant().fit(samples([5])), samples([5] * 9).prompts, 4, lambda: next(ticks)) == 125
 
 
-def test_who_is_right_makes_no_error() -> None:
+def test_a_correct_predictor_makes_no_error() -> None:
     true = np.array([5, 50, 500])
-    found = told(true, true)
+    found = reported(true, true)
     assert found.scores["mae"].value == 0
     assert found.scores["tau"].value == 1
 

@@ -41,7 +41,7 @@ def test_any_text_gives_finite_numbers_of_the_same_columns(texts) -> None:
 
 
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_a_prompt_has_the_same_features_whoever_stands_beside_it(texts, random) -> None:
+def test_a_prompt_has_the_same_features_in_any_batch(texts, random) -> None:
     order = list(range(len(texts)))
     random.shuffle(order)
     rows = prompt_features(texts)[0]
@@ -66,7 +66,7 @@ def test_the_score_is_the_sum_of_the_terms_weights() -> None:
         ("", 0),
     ],
 )
-def test_counts_that_are_asked_for(text, tokens) -> None:
+def test_requested_counts_are_recognized(text, tokens) -> None:
     assert math.expm1(feature(text, "asked_log_tokens")) == pytest.approx(tokens)
 
 
@@ -76,7 +76,7 @@ def test_a_long_pasted_text_costs_little_and_counts_by_length() -> None:
     assert len(prompt_features([long])[1][0]) < 1000
 
 
-def test_scripts_are_told_apart() -> None:
+def test_scripts_are_distinguished() -> None:
     assert feature("写一篇关于春天的文章", "cjk_share") > 0.9
     assert feature("Напиши рассказ", "foreign_share") > 0.9
     assert feature("Write a story", "foreign_share") == 0
@@ -84,8 +84,8 @@ def test_scripts_are_told_apart() -> None:
 
 
 def test_a_guess_orders_what_anybody_would() -> None:
-    asks = ["Answer yes or no: is it wet?", "What is a lake?", "Write a detailed essay about lakes."]
-    guesses = [feature(text, "guess") for text in asks]
+    requests = ["Answer yes or no: is it wet?", "What is a lake?", "Write a detailed essay about lakes."]
+    guesses = [feature(text, "guess") for text in requests]
     assert guesses == sorted(guesses)
 
 
@@ -104,7 +104,7 @@ def test_progress_reads_lists_code_and_endings() -> None:
     assert progress("again " * 80, "fresh_words") < 0.05
 
 
-def test_without_a_text_only_the_tokens_so_far_are_told() -> None:
+def test_without_a_text_only_the_tokens_so_far_are_given() -> None:
     row = progress_features(np.array([50]), None, [0])[0]
     assert row[0] == pytest.approx(math.log(50))
     assert not row[1:].any()
@@ -118,7 +118,7 @@ def test_the_text_so_far_is_a_beginning_of_the_output(text, tokens, so_far) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "asks"),
+    ("text", "requests"),
     [
         ("Natalia sold 48 clips in April and half as many in May. How many clips did she sell altogether?", True),
         ("Find the sum of all integers that satisfy \\[ |x| + 1 > 7 \\text{ and } |x + 1| \\le 7 \\].", True),
@@ -130,5 +130,5 @@ def test_the_text_so_far_is_a_beginning_of_the_output(text, tokens, so_far) -> N
         ("", False),
     ],
 )
-def test_mathematics_is_told_from_other_prompts(text, asks):
-    assert is_mathematics(text) == asks
+def test_mathematics_is_distinguished_from_other_prompts(text, requests):
+    assert is_mathematics(text) == requests

@@ -20,7 +20,12 @@ from lengthwise.predict.lexical_model import imputed, residual_quantiles
 from lengthwise.predict.regressors import Trees, grow
 from lengthwise.schema.errors import InputError, LengthwiseError
 
-ASKS = {"Name the capital of": 8, "Explain the history of": 180, "Write an essay about": 600, "List 5 facts about": 90}
+REQUESTS = {
+    "Name the capital of": 8,
+    "Explain the history of": 180,
+    "Write an essay about": 600,
+    "List 5 facts about": 90,
+}
 PLACES = [f"{a} {b}" for a in ("old", "new", "far", "cold") for b in ("Rome", "Peru", "Chad", "Oslo", "Bern")]
 
 
@@ -28,7 +33,10 @@ def samples(models=("short", "long"), *, seed=0, cap=None, spread=0.3) -> Sample
     """Every ask of every place by every model; the second is twice as long as the first."""
     rng = np.random.default_rng(seed)
     rows = [
-        (f"{ask} {place}?", m, n * 2**i) for ask, n in ASKS.items() for place in PLACES for i, m in enumerate(models)
+        (f"{ask} {place}?", m, n * 2**i)
+        for ask, n in REQUESTS.items()
+        for place in PLACES
+        for i, m in enumerate(models)
     ]
     tokens = np.maximum(1, [round(n * np.exp(spread * rng.normal())) for _, _, n in rows])
     cut = np.zeros(len(rows), bool)
@@ -46,8 +54,8 @@ def learnt() -> Lexical:
 
 def test_it_orders_prompts_and_knows_models(learnt) -> None:
     fresh = samples(seed=1)
-    said = learnt.predict(fresh.prompts)
-    assert kendall(said.median, fresh.output_tokens) > 0.75
+    message = learnt.predict(fresh.prompts)
+    assert kendall(message.median, fresh.output_tokens) > 0.75
     ask = Prompts(2, text=["Explain the history of Rome?"] * 2, model=["short", "org/LONG"])
     short, long = learnt.predict(ask).median
     assert 1.6 < long / short < 2.4
@@ -57,8 +65,8 @@ def test_it_orders_prompts_and_knows_models(learnt) -> None:
 
 def test_nine_in_ten_are_inside_its_interval(learnt) -> None:
     fresh = samples(seed=2)
-    said = learnt.predict(fresh.prompts)
-    inside = (said.quantile(0.05) <= fresh.output_tokens) & (fresh.output_tokens <= said.quantile(0.95))
+    message = learnt.predict(fresh.prompts)
+    inside = (message.quantile(0.05) <= fresh.output_tokens) & (fresh.output_tokens <= message.quantile(0.95))
     assert 0.84 < inside.mean() < 0.96
 
 
@@ -74,12 +82,12 @@ def test_a_model_it_has_not_seen_is_less_certain(learnt) -> None:
 def test_any_prompt_at_any_time_gives_a_distribution_above_what_has_come(learnt, rows) -> None:
     text, so_far_text, so_far = (list(column) for column in zip(*rows, strict=True))
     prompts = Prompts(len(rows), text=text, output_so_far=so_far_text)
-    said = learnt.predict(prompts, np.array(so_far))
-    assert (said.tokens[:, 0] > np.array(so_far)).all()
-    assert np.isfinite(said.mean).all()
+    message = learnt.predict(prompts, np.array(so_far))
+    assert (message.tokens[:, 0] > np.array(so_far)).all()
+    assert np.isfinite(message.mean).all()
 
 
-def test_a_request_is_told_the_same_alone_and_in_a_batch(learnt) -> None:
+def test_a_request_is_predicted_the_same_alone_and_in_a_batch(learnt) -> None:
     prompts = samples().prompts.take(np.arange(20))
     together = learnt.predict(prompts, np.arange(20) * 10)
     for i in range(20):
@@ -87,27 +95,27 @@ def test_a_request_is_told_the_same_alone_and_in_a_batch(learnt) -> None:
         np.testing.assert_allclose(alone.tokens[0], together.tokens[i], rtol=1e-9)
 
 
-def test_the_text_so_far_tells_when_the_end_is_near(learnt) -> None:
+def test_the_text_so_far_reveals_when_the_end_is_near(learnt) -> None:
     fresh = samples(seed=3)
     rows = np.flatnonzero(fresh.output_tokens > 120)
     part = fresh.take(rows)
     near = text_so_far(part.output[0], int(part.output_tokens[0]), int(part.output_tokens[0]))
     ask = replace(part.prompts.take(np.array([0])), output_so_far=[near])
-    begun = replace(ask, output_so_far=["word and more. " * 30])
+    started = replace(ask, output_so_far=["word and more. " * 30])
     so_far = np.array([100])
-    assert learnt.predict(ask, so_far).mean[0] <= learnt.predict(begun, so_far).mean[0]
+    assert learnt.predict(ask, so_far).mean[0] <= learnt.predict(started, so_far).mean[0]
 
 
 def test_censored_outputs_count_as_longer_than_seen() -> None:
-    whole, cut = samples(("m",), spread=0.2), samples(("m",), spread=0.2, cap=300)
+    complete, cut = samples(("m",), spread=0.2), samples(("m",), spread=0.2, cap=300)
     blind = replace(cut, censored=np.zeros(len(cut), bool))
     essay = Prompts(1, text=["Write an essay about old Rome?"], model=["m"])
-    said = {
+    message = {
         name: float(Lexical(max_windows=1).fit(s).predict(essay).median[0])
-        for name, s in (("complete", whole), ("cut", cut), ("blind", blind))
+        for name, s in (("complete", complete), ("cut", cut), ("blind", blind))
     }
-    assert said["blind"] < 305
-    assert said["blind"] < said["cut"]
+    assert message["blind"] < 305
+    assert message["blind"] < message["cut"]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 30])
@@ -115,20 +123,20 @@ def test_censored_outputs_count_as_longer_than_seen() -> None:
 def test_few_samples_of_one_constant_length_predict_that_length(n, tokens) -> None:
     prompts = Prompts(n, text=[f"prompt {i}" for i in range(n)])
     made = Lexical().fit(Samples(prompts, np.full(n, tokens), np.zeros(n, bool)))
-    said = made.predict(Prompts(2, text=["", "Да? 什么"]))
-    assert np.abs(said.median - tokens).max() <= max(1, 0.05 * tokens)
+    message = made.predict(Prompts(2, text=["", "Да? 什么"]))
+    assert np.abs(message.median - tokens).max() <= max(1, 0.05 * tokens)
     assert (made.predict(prompts, np.full(n, tokens + 5)).tokens > tokens + 5).all()
 
 
 def test_duplicates_do_not_drown_the_others() -> None:
-    once = [f"{ask} {place}?" for ask in ASKS for place in PLACES]
-    tokens = np.array([n for n in ASKS.values() for _ in PLACES])
+    once = [f"{ask} {place}?" for ask in REQUESTS for place in PLACES]
+    tokens = np.array([n for n in REQUESTS.values() for _ in PLACES])
     text, many = once + [once[0]] * 2000, np.append(tokens, np.full(2000, 8))
     made = Lexical(max_windows=1).fit(Samples(Prompts(len(text), text=text), many, np.zeros(len(text), bool)))
     assert made.predict(Prompts(1, text=["Write an essay about far Oslo?"])).median[0] > 250
 
 
-def test_what_cannot_be_learnt_from_is_refused() -> None:
+def test_unusable_training_samples_are_refused() -> None:
     with pytest.raises(InputError, match="have none"):
         Lexical().fit(Samples(Prompts(1), np.ones(1, np.int64), np.zeros(1, bool)))
     with pytest.raises(InputError, match="every output was cut"):
@@ -177,20 +185,20 @@ def test_predicting_imports_no_scikit_learn(tmp_path, learnt) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def test_trees_say_what_scikit_learn_says() -> None:
+def test_trees_agree_with_scikit_learn() -> None:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     rng = np.random.default_rng(0)
     x = np.round(rng.normal(size=(400, 6)), 2)
     y = x[:, 0] * np.sign(x[:, 1]) + 0.1 * rng.normal(size=400)
-    ours = grow(x, y, np.ones(400), trees=30, depth=3, seed=1)
-    theirs = HistGradientBoostingRegressor(
+    own = grow(x, y, np.ones(400), trees=30, depth=3, seed=1)
+    reference = HistGradientBoostingRegressor(
         learning_rate=0.05, max_iter=30, max_depth=3, max_leaf_nodes=None, min_samples_leaf=20, l2_regularization=5.0,
         max_features=0.2, early_stopping=False, random_state=1,
     ).fit(x, y)  # fmt: skip
-    np.testing.assert_allclose(ours.predict(x), theirs.predict(x), rtol=1e-9)
-    again = Trees.of_arrays(ours.arrays("t"), "t", 6)
-    np.testing.assert_array_equal(again.predict(x), ours.predict(x))
+    np.testing.assert_allclose(own.predict(x), reference.predict(x), rtol=1e-9)
+    again = Trees.of_arrays(own.arrays("t"), "t", 6)
+    np.testing.assert_array_equal(again.predict(x), own.predict(x))
 
 
 @given(st.integers(1, 200), st.integers(0, 100))

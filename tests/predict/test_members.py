@@ -62,15 +62,15 @@ def test_is_a_predictor_that_must_learn_first(make):
 
 
 @pytest.mark.parametrize("make", MEMBERS.values(), ids=MEMBERS)
-def test_one_constant_length_is_learnt(make):
-    said = make().fit(lengths([70] * 50)).predict(Prompts(2))
-    np.testing.assert_allclose(said.mean, 70, rtol=0.02)
+def test_one_constant_length_is_learned(make):
+    message = make().fit(lengths([70] * 50)).predict(Prompts(2))
+    np.testing.assert_allclose(message.mean, 70, rtol=0.02)
 
 
 @pytest.mark.parametrize("make", MEMBERS.values(), ids=MEMBERS)
-def test_lengths_that_were_all_cut_are_said_to_be_longer(make):
-    said = make().fit(lengths([100] * 60, [True] * 60)).predict(Prompts(1))
-    assert said.mean[0] > 110
+def test_lengths_that_were_all_truncated_are_predicted_to_be_longer(make):
+    message = make().fit(lengths([100] * 60, [True] * 60)).predict(Prompts(1))
+    assert message.mean[0] > 110
 
 
 @pytest.mark.parametrize("make", MEMBERS.values(), ids=MEMBERS)
@@ -78,9 +78,9 @@ def test_strangers_and_the_empty_get_an_answer(make):
     predictor = make().fit(TRAIN)
     strange = Prompts(3, ["", "\u6f22\u5b57 \U0001f600", "x" * 100_000], np.array([1, 5, 10**9]), ["", "b", "new"])
     for prompts in (strange, Prompts(3)):
-        said = predictor.predict(prompts, np.array([0, 10, 10**6]))
-        assert len(said) == 3
-        assert (said.tokens[:, 0] >= [1, 11, 10**6 + 1]).all()
+        message = predictor.predict(prompts, np.array([0, 10, 10**6]))
+        assert len(message) == 3
+        assert (message.tokens[:, 0] >= [1, 11, 10**6 + 1]).all()
     assert len(predictor.predict(Prompts(0))) == 0
 
 
@@ -121,7 +121,7 @@ def test_cut_samples_do_not_shorten_what_was_seen_to_its_end():
     assert honest.predict(anyone).mean[0] == pytest.approx(truth.predict(anyone).mean[0], rel=0.1)
 
 
-def test_constant_says_the_mean_or_what_it_was_told():
+def test_constant_predicts_the_mean_or_its_given_value():
     assert Constant().fit(TRAIN).predict(Prompts(1)).mean[0] == pytest.approx(TRAIN.output_tokens.mean())
     assert Constant(12).predict(Prompts(1)).mean[0] == 12
     with pytest.raises(InputError, match="at least 1"):
@@ -129,9 +129,9 @@ def test_constant_says_the_mean_or_what_it_was_told():
 
 
 def test_ecdf_knows_its_models():
-    said = Ecdf().fit(TRAIN).predict(Prompts(3, model=["a", "b", "?"])).median
-    assert said[1] / said[0] == pytest.approx(2, rel=0.1)
-    assert said[0] < said[2] < said[1]
+    message = Ecdf().fit(TRAIN).predict(Prompts(3, model=["a", "b", "?"])).median
+    assert message[1] / message[0] == pytest.approx(2, rel=0.1)
+    assert message[0] < message[2] < message[1]
 
 
 def test_buckets_know_more_than_models_and_shrink_where_few_are_known():
@@ -146,7 +146,7 @@ def test_buckets_know_more_than_models_and_shrink_where_few_are_known():
         BucketEcdf(by=("prompt_token",))
 
 
-def test_conditional_asks_once_and_then_lets_survival_speak():
+def test_conditional_predicts_once_and_then_uses_survival():
     class First:
         requested: ClassVar[list[object]] = []
 
@@ -157,15 +157,15 @@ def test_conditional_asks_once_and_then_lets_survival_speak():
             self.requested.append(tokens_so_far)
             return LengthDistribution.of(np.tile(np.linspace(1, 201, 25), (len(prompts), 1)), np.linspace(0, 1, 25))
 
-    said = Conditional(First()).predict(Prompts(1), 101)
+    message = Conditional(First()).predict(Prompts(1), 101)
     assert First.requested == [0]
-    assert said.mean[0] == pytest.approx(151, abs=1)
+    assert message.mean[0] == pytest.approx(151, abs=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [Misled, Constant, BucketEcdf, Ecdf])
 @pytest.mark.parametrize("age", [0, 50, 100])
-def test_conformal_intervals_cover_what_they_say(inner, age):
+def test_conformal_intervals_have_the_stated_coverage(inner, age):
     predictor = Conformal(inner(), share=0.6, window=20_000).fit(world(30_000, 4))
     assert 0.88 <= covered(predictor, world(20_000, 5), age) <= 0.92
 
@@ -182,9 +182,9 @@ def test_without_it_the_misled_one_does_not():
 
 def test_every_level_becomes_honest():
     predictor, fresh = Conformal(Misled()).fit(world(8000, 6)), world(8000, 7)
-    said = predictor.predict(fresh.prompts)
+    message = predictor.predict(fresh.prompts)
     for level in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99):
-        below = (fresh.output_tokens <= said.quantile(level)).mean()
+        below = (fresh.output_tokens <= message.quantile(level)).mean()
         assert below == pytest.approx(level, abs=0.03), level
 
 
@@ -204,13 +204,13 @@ def test_observing_follows_a_change_of_the_world():
     assert len(predictor.scores_) == 1000
 
 
-def test_the_ensemble_finds_who_knows():
+def test_the_ensemble_finds_the_best_member():
     known = Ensemble([Constant(), Ecdf(), BucketEcdf()]).fit(TRAIN)
     assert known.weights_.argmax() == 2
     assert known.weights_.sum() == pytest.approx(1)
-    said = pinball(known.predict(TEST.prompts).tokens, TEST)
+    message = pinball(known.predict(TEST.prompts).tokens, TEST)
     alone = min(pinball(m.predict(TEST.prompts).at(LEVELS).tokens, TEST) for m in known.members)
-    assert said < alone * 1.01
+    assert message < alone * 1.01
     even = Ensemble([Constant(10), Constant(30)], weights=[1, 1]).fit(TRAIN)
     assert even.predict(Prompts(1)).mean[0] == pytest.approx(20)
     for wrong in ([1], [-1, 2], [0, 0], [np.nan, 1]):
@@ -251,9 +251,9 @@ class Sick:
 )
 def test_guarded_falls_back_row_by_row_and_counts(answer, fault, rows):
     guarded = Guarded(Sick(answer), Constant(300)).fit(TRAIN)
-    said = guarded.predict(Prompts(3), 10)
-    assert said.mean[2] == pytest.approx(300 if rows == 3 else 60)
-    assert (np.isclose(said.mean, 300)).sum() == rows
+    message = guarded.predict(Prompts(3), 10)
+    assert message.mean[2] == pytest.approx(300 if rows == 3 else 60)
+    assert (np.isclose(message.mean, 300)).sum() == rows
     assert {name: count for name, count in guarded.faults_.items() if count} == {fault: rows}
 
 
@@ -283,7 +283,7 @@ def test_samples_without_a_length_are_refused(bad):
         lengths(bad)
 
 
-def test_a_model_that_nobody_knows_is_unknown():
+def test_an_unnamed_model_is_unknown():
     samples = Samples(Prompts(4, model=["a", None, "a", None]), np.array([5, 50, 5, 50]), np.zeros(4, bool))
     found = Ecdf().fit(samples)
     assert list(samples.prompts.model) == ["a", "unknown", "a", "unknown"]
@@ -300,11 +300,11 @@ class Wavers(Misled):
 
     def predict(self, prompts, tokens_so_far=0):
         wide = np.where(prompts.prompt_tokens % 2, 1.5, 0.05)[:, None]
-        said = LengthDistribution.of(np.exp(4 + wide * (2 * LEVELS - 1)))
-        return said.given(tokens_so_far)
+        message = LengthDistribution.of(np.exp(4 + wide * (2 * LEVELS - 1)))
+        return message.given(tokens_so_far)
 
 
-def test_the_doubt_of_a_conformal_is_that_of_its_window_and_is_saved(tmp_path):
+def test_the_uncertainty_of_a_conformal_is_that_of_its_window_and_is_saved(tmp_path):
     known = world(300, cap=60)
     fitted = Conformal(BucketEcdf()).fit(known)
     save(fitted, tmp_path / "x.lwp")

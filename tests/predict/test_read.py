@@ -35,7 +35,7 @@ def samples_of(texts):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.parquet"])
-def test_every_layout_of_a_file_says_the_same(tmp_path, name) -> None:
+def test_every_layout_of_a_file_is_equivalent(tmp_path, name) -> None:
     path, rows = tmp_path / name, [ROW, {**ROW, "prompt": "x", "finish_reason": "length"}]
     if name.endswith("csv"):
         with path.open("w", newline="") as file:
@@ -87,9 +87,9 @@ def test_rows_are_understood_by_their_names(tmp_path, row, prompt, tokens, model
 
 
 def test_a_batch_of_openai_takes_prompts_from_its_input(tmp_path) -> None:
-    asked = [{"custom_id": "a", "method": "POST", "url": "/v1", "body": {"model": "q", "messages": CHAT}}]
+    requested = [{"custom_id": "a", "method": "POST", "url": "/v1", "body": {"model": "q", "messages": CHAT}}]
     answered = [{"custom_id": "a", "response": {"status_code": 200, "body": BODY}, "error": None}]
-    files = [jsonl(tmp_path / "in.jsonl", asked), jsonl(tmp_path / "out.jsonl", answered)]
+    files = [jsonl(tmp_path / "in.jsonl", requested), jsonl(tmp_path / "out.jsonl", answered)]
     for order in (files, files[::-1]):
         found = read(order)
         assert list(found.prompts.text) == ["Be short.\n\nHello"]
@@ -114,7 +114,7 @@ def test_failed_and_empty_outputs_are_left_out_and_counted(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "states"),
     [
         ("", "is empty"),
         ('{"prompt": "a", "output": "b"}\n{"prompt": "a"', "row 2 must be JSON"),
@@ -126,10 +126,10 @@ def test_failed_and_empty_outputs_are_left_out_and_counted(tmp_path) -> None:
         ("[]", "there is none"),
     ],
 )
-def test_bad_files_say_what_is_wrong_and_where(tmp_path, content, says) -> None:
+def test_invalid_files_are_reported_with_cause_and_location(tmp_path, content, states) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=states):
         read(path)
 
 
@@ -172,12 +172,12 @@ def test_no_prompt_stands_on_both_sides(texts, share, seed) -> None:
     assert (parts.prompts, parts.repeated) == (len(distinct), len(texts) - len(distinct))
 
 
-def test_a_prompt_is_on_the_same_side_whatever_stands_beside_it() -> None:
+def test_a_prompt_is_on_the_same_side_whatever_other_prompts_there_are() -> None:
     texts = [f"prompt {i}" for i in range(400)]
-    held = set(split(samples_of(texts), 0.25, 3).test.prompts.text)
+    held_out = set(split(samples_of(texts), 0.25, 3).test.prompts.text)
     again = set(split(samples_of(texts[100:300]), 0.25, 3).test.prompts.text)
-    assert again == held & set(texts[100:300])
-    assert 60 < len(held) < 140
+    assert again == held_out & set(texts[100:300])
+    assert 60 < len(held_out) < 140
 
 
 def similarity(one, other):
@@ -200,15 +200,15 @@ def test_near_duplicates_are_those_of_all_pairs(texts, others, at_least):
 
 def test_near_duplicates_of_training_prompts_are_left_out_of_the_test():
     rng = np.random.default_rng(0)
-    apart = [" ".join(f"w{number}" for number in rng.integers(0, 5000, 12)) for _ in range(200)]
-    near = [f"{text} {end}" for text in apart[:60] for end in ("please", "now", "again", "thanks")]
-    parts = split(samples_of(apart + near), 0.3, 1)
+    separate = [" ".join(f"w{number}" for number in rng.integers(0, 5000, 12)) for _ in range(200)]
+    near = [f"{text} {end}" for text in separate[:60] for end in ("please", "now", "again", "thanks")]
+    parts = split(samples_of(separate + near), 0.3, 1)
     assert parts.near_duplicates > 30
     assert not parts.includes_near_duplicates
     test, train = set(parts.test.prompts.text), set(parts.train.prompts.text)
     assert max(similarity(one, other) for one in test for other in train) < 0.6
     assert len(test) + len(train) + parts.near_duplicates == parts.prompts
-    assert split(samples_of(apart), 0.3, 1).near_duplicates == 0
+    assert split(samples_of(separate), 0.3, 1).near_duplicates == 0
     few = split(samples_of([f"tell me a short story about {i}" for i in range(60)]), 0.3, 1)
     assert few.includes_near_duplicates
     assert few.near_duplicates == len(few.test) < MIN_TEST_PROMPTS + 20
@@ -248,7 +248,7 @@ def test_a_reason_to_end_is_known_however_it_is_written(tmp_path, reason) -> Non
         ('{"prompt": ' + "[" * 100_000, "nested too deeply"),
     ],
 )  # fmt: skip
-def test_rows_that_cannot_be_are_told_with_file_and_row(tmp_path, row, words) -> None:
+def test_invalid_rows_are_reported_with_file_and_row(tmp_path, row, words) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"prompt": "a", "output_tokens": 3}\n' + row + "\n")
     with pytest.raises(InputError, match=rf"x.jsonl, row 2.*{words}"):

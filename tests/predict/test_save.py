@@ -208,7 +208,7 @@ def test_a_zip_that_cannot_be_opened_is_one_clear_error(good, at_local, at_centr
 
 
 @pytest.mark.parametrize("shape", ["(17592186044416,)", "(3,)", "(-2, -2)"])
-def test_an_array_that_claims_what_is_not_there(good, shape):
+def test_an_array_with_a_false_shape_is_refused(good, shape):
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     lie = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(32)
     with zipfile.ZipFile(good) as file:

@@ -29,7 +29,7 @@ def test_words_and_marks_are_those_of_the_plain_rules(text: str) -> None:
 
 
 @given(TEXTS)
-def test_counts_that_are_asked_for_are_found_word_by_word(text: str) -> None:
+def test_requested_counts_are_found_word_by_word(text: str) -> None:
     words = f.prompt_words(text.lower())
     tokens, found, largest = 0.0, 0, 0
     for place, word in enumerate(words):
@@ -41,8 +41,10 @@ def test_counts_that_are_asked_for_are_found_word_by_word(text: str) -> None:
             if each and count * each < 20_000:
                 tokens, found = max(tokens, count * each), found + 1
                 break
-    told = np.log1p([tokens, min(largest, 5000)])
-    assert f.requested_counts(words, dict.fromkeys(words)) == pytest.approx((told[0], found, told[1]), rel=1e-15)
+    reported = np.log1p([tokens, min(largest, 5000)])
+    assert f.requested_counts(words, dict.fromkeys(words)) == pytest.approx(
+        (reported[0], found, reported[1]), rel=1e-15
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
@@ -57,7 +59,7 @@ def test_trees_that_decide_at_once_reach_the_leaves_of_those_that_are_walked(dep
     assert quick.tobytes() == trees.predict(x).tobytes()
 
 
-def test_one_prompt_is_told_what_a_batch_is_told() -> None:
+def test_one_prompt_is_predicted_as_in_a_batch() -> None:
     texts = ["Write 500 words on bees, then ten tips.", "Is 7 prime? yes or no", "", "三 ideas\n```x = 1```"] * 3
     prompts = Prompts(len(texts), texts, None, ["vicuna-13b", "unknown"] * 6)
     batch = default().predict(prompts).tokens

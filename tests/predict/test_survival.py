@@ -32,14 +32,14 @@ from lengthwise.predict.contract import partial
 from lengthwise.predict.evaluation import evaluate, known_of, pinball_losses
 from lengthwise.predict.lexical_model import HeldOut, range_read
 
-ASKS = {"Name the capital of": 8, "Explain the history of": 160, "Write an essay about": 420}
+REQUESTS = {"Name the capital of": 8, "Explain the history of": 160, "Write an essay about": 420}
 
 
 def logged(seed=0, places=40, *, hint=False, text=True) -> Samples:
     """Return the log of the guide; with a ``hint`` the text so far tells the length."""
     rng = np.random.default_rng(seed)
     rows = [
-        (f"{ask} country {i}", int(n * rng.lognormal(0, 0.3)) + 1) for i in range(places) for ask, n in ASKS.items()
+        (f"{ask} country {i}", int(n * rng.lognormal(0, 0.3)) + 1) for i in range(places) for ask, n in REQUESTS.items()
     ]
     tokens = np.array([n for _, n in rows])
     lists = ["".join(f"{i}. x\n" for i in range(1, 1 + n // 60)) if hint else "" for n in tokens]
@@ -118,7 +118,7 @@ def test_reading_the_text_is_no_worse_than_survival_on_unseen_requests(hint, pla
         assert read <= 1.03 * conditioned, so_far
 
 
-def test_a_text_that_tells_the_length_is_read_and_the_choice_is_saved(tmp_path):
+def test_an_informative_text_is_read_and_the_choice_is_saved(tmp_path):
     predictor, fresh = Lexical(max_windows=2000).fit(logged(2, 150, hint=True)), logged(3, 200, hint=True)
     low, high = predictor.reads_output
     assert low == 50
@@ -135,7 +135,7 @@ def test_a_text_that_tells_the_length_is_read_and_the_choice_is_saved(tmp_path):
     )
 
 
-def test_a_text_that_tells_nothing_is_not_read():
+def test_an_uninformative_text_is_not_read():
     predictor = Lexical(max_windows=2000).fit(logged(4, 150))
     noted = evaluate(predictor, logged(5, 60), draws=0, clock=None, windows=(0, 100))
     assert noted.windows[1].mae.value <= 1.03 * noted.windows[1].mae_conditioned

@@ -24,8 +24,8 @@ def without_plotly(page: str) -> str:
 def assert_fetches_nothing(page: str, most: float) -> None:
     """Assert that a page has one plotly.js, fewer other characters than ``most``, and no address."""
     assert page.count('id="plotly"') == 1
-    ours = without_plotly(page)
-    assert len(ours) < most
-    assert not re.search(r"https?://", ours)
-    assert not re.search(r"<(link|script|img|iframe)[^>]*(src|href)=\"(?!data:)", ours)
-    assert "default-src 'none'" in ours
+    own = without_plotly(page)
+    assert len(own) < most
+    assert not re.search(r"https?://", own)
+    assert not re.search(r"<(link|script|img|iframe)[^>]*(src|href)=\"(?!data:)", own)
+    assert "default-src 'none'" in own

@@ -90,14 +90,14 @@ def choice(gpu: str, tp: int, rank: str, limits: tuple[Limit, ...]) -> Choice:
         exclusion = Exclusion(reason, "bound below the best")
         return Choice(**common, status=Status.PRUNED, exclusion=exclusion, bounds=Bounds(900.0))
     points = load_curve(speed * tp**0.8, tp, rank, limits, tp * price)
-    held = [p for p in points if p.satisfied]
-    if not held:
+    satisfied = [p for p in points if p.satisfied]
+    if not satisfied:
         reason = "breaks TTFT p90 at any rate"
         return Choice(
             **common, status=Status.REJECTED, exclusion=Exclusion(reason, "latency at any rate"), at=points[0],
             points=points, simulations=6, requests=3000,
         )  # fmt: skip
-    at = held[-1]
+    at = satisfied[-1]
     return Choice(
         **common,
         status=Status.SCOUTED if tp == 8 else Status.RANKED,
@@ -107,7 +107,7 @@ def choice(gpu: str, tp: int, rank: str, limits: tuple[Limit, ...]) -> Choice:
         at=at,
         points=points,
         bottleneck=Bottleneck(
-            binding(points[len(held)], limits) if len(held) < len(points) else "throughput",
+            binding(points[len(satisfied)], limits) if len(satisfied) < len(points) else "throughput",
             "Decoding reads the weights: bound by memory bandwidth.",
         ),
         simulations=18,
@@ -130,13 +130,13 @@ def load_curve(top: float, tp: int, rank: str, limits: tuple[Limit, ...], price:
             "ttft.p90": Estimate(ttft, 0.02 * ttft),
             "tbt.p99": Estimate(tbt, 0.01 * tbt),
             "jct.mean": Estimate(40 * tbt + ttft, 0.1),
-            "goodput": Estimate(1 - 0.2 * load, 0.01),
+            "within_slo": Estimate(1 - 0.2 * load, 0.01),
             "requests_per_s": Estimate(load * top),
             "mfu": Estimate(0.4 * load),
             "kv_utilization": UNKNOWN,
         }
-        held = all(limit.is_satisfied(values[limit.metric].value) for limit in limits)
-        made.append(Point(load * top, values, held))
+        satisfied = all(limit.is_satisfied(values[limit.metric].value) for limit in limits)
+        made.append(Point(load * top, values, satisfied))
     return tuple(made)
 
 
@@ -146,11 +146,11 @@ def thousand(c: Choice, p: Point) -> float:
 
 def frontier(choices: list[Choice], metric: str) -> tuple[Trade, ...]:
     trades = [Trade(c.name, p.rate_rps, thousand(c, p), p.value(metric)) for c in choices for p in c.points]
-    kept: list[Trade] = []
+    retained: list[Trade] = []
     for trade in sorted(trades, key=lambda t: (t.cost_usd, t.latency_s)):
-        if not kept or trade.latency_s < kept[-1].latency_s:
-            kept.append(trade)
-    return tuple(kept)
+        if not retained or trade.latency_s < retained[-1].latency_s:
+            retained.append(trade)
+    return tuple(retained)
 
 
 def shifts(choices: list[Choice], limits: tuple[Limit, ...], one: Limit) -> list[Shift]:
@@ -163,13 +163,13 @@ def shifts(choices: list[Choice], limits: tuple[Limit, ...], one: Limit) -> list
 
 def best_under(choices: list[Choice], limits: list[Limit]) -> tuple[str, float]:
     """The best measured point that holds other limits: what the page must find too."""
-    held = [
+    satisfied = [
         (3600 * p.rate_rps / c.price_per_hour_usd, c.key)
         for c in choices
         for p in c.points
         if all(limit.is_satisfied(p.value(limit.metric)) for limit in limits)
     ]
-    value, key = max(held, default=(math.nan, ""))
+    value, key = max(satisfied, default=(math.nan, ""))
     return key, value
 
 

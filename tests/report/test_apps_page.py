@@ -185,15 +185,15 @@ def test_the_page_of_a_plan_is_escaped_alone_and_the_same_again(plan, app_metada
     text, data = written(tmp_path / "one.html", plan, app_metadata)
     again, _ = written(tmp_path / "two.html", plan, app_metadata)
     assert text == again
-    ours = without_plotly(text)
-    assert "an &lt;i&gt;app&lt;/i&gt;" in ours
-    assert "&lt;/script&gt;beta" in ours
-    assert "<b>are</b>" not in ours
+    own = without_plotly(text)
+    assert "an &lt;i&gt;app&lt;/i&gt;" in own
+    assert "&lt;/script&gt;beta" in own
+    assert "<b>are</b>" not in own
     assert_fetches_nothing(text, 60_000)
     for head in ("The answer", "Which model runs where and when", "Stages", "GPU time", "Other methods",
                  "Other hardware", "Assumptions"):  # fmt: skip
-        assert f"<h2>{head}</h2>" in ours, head
-    assert "The run" not in ours
+        assert f"<h2>{head}</h2>" in own, head
+    assert "The run" not in own
     (chart,) = data["charts"]
     assert data["unit"] == "s"
     assert chart["rows"] == list(app_metadata.gpus)
@@ -227,13 +227,13 @@ def test_the_stages_of_the_page_have_a_row_for_each_model(plan, app_metadata, tm
 
 def test_the_page_of_a_run_shows_its_plan_too(plan, app_metadata, tmp_path):
     text, data = written(tmp_path / "run.html", plan, ran(app_metadata))
-    ours = without_plotly(text)
-    assert "The run finished after 60.0 s: 90 done, 2 dead, 8 blocked." in ours
+    own = without_plotly(text)
+    assert "The run finished after 60.0 s: 90 done, 2 dead, 8 blocked." in own
     planned = "Planned makespan 50.30 ± 0.28 s (nine of ten samples: 49.1 s to 51.4 s)"
-    assert f"{planned}; the run was 19 % longer." in ours
-    assert "Engines died 1 time; their unfinished tasks were dispatched again." in ours
-    assert "The plan was renewed 1 time" in ours
-    assert "Without an answer: model-2" in ours
+    assert f"{planned}; the run was 19 % longer." in own
+    assert "Engines died 1 time; their unfinished tasks were dispatched again." in own
+    assert "The plan was renewed 1 time" in own
+    assert "Without an answer: model-2" in own
     planned, happened = data["charts"]
     assert (happened["id"], planned["id"]) == ("run", "plan")
     assert data["end"] == 60.0
@@ -244,7 +244,7 @@ def test_the_page_of_a_run_shows_its_plan_too(plan, app_metadata, tmp_path):
     assert [bar[:5] for bar in happened["bars"] if bar[0] == 3] == [
         [3, 0.0, 14.0, 1, "load"], [3, 14.0, 60.0, 1, "run"],
     ]  # fmt: skip
-    table = ours.split('aria-label="Models"')[1]
+    table = own.split('aria-label="Models"')[1]
     # alpha wrote 1,800 tokens in the 18 s in which it had an engine; beta's two GPUs are one engine's.
     assert "<td>1,800</td><td>100</td><td>11.0 s to 30.0 s</td><td>11.0 s to 40.0 s</td>" in table
     assert "<td>9,200</td><td>200</td>" in table

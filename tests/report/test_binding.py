@@ -38,7 +38,7 @@ def having(summary, **changes: float):
 
 
 @pytest.mark.parametrize(
-    ("changes", "resource", "says"),
+    ("changes", "resource", "states"),
     [
         ({}, "compute", "30 % of the peak compute"),
         ({"mbu": 0.6}, "memory bandwidth", "60 % of the memory bandwidth"),
@@ -60,10 +60,10 @@ def having(summary, **changes: float):
         ({"busy_share": 0.25, "idle": 0.75, "linear": 0.2, "host": 0.02}, "idle", "75 % of the time"),
     ],
 )
-def test_each_resource_binds_when_it_should(summary, changes, resource, says) -> None:
+def test_each_resource_binds_when_it_should(summary, changes, resource, states) -> None:
     binding = what_binds(having(summary, **changes))
     assert binding.resource == resource
-    assert says in binding.description
+    assert states in binding.description
     assert binding.description[0].isupper()
     assert binding.description.endswith(".")
 
@@ -81,9 +81,9 @@ def test_a_queue_that_dominates_the_ttft_is_named(summary) -> None:
 
     assert "keeps up with the load: requests wait 200 ms" in waits(0.2)
     slow_s = 11.5 + summary.jct_s.mean.value
-    told = waits(0.2, model_low=0.1, model_high=slow_s)
-    assert "It keeps up" not in told
-    assert f"but up to {slow_s:.1f} s within the cost model's error: it may not keep up with the load" in told
+    reported = waits(0.2, model_low=0.1, model_high=slow_s)
+    assert "It keeps up" not in reported
+    assert f"but up to {slow_s:.1f} s within the cost model's error: it may not keep up with the load" in reported
     assert "Requests wait 800 ms on average before they are scheduled, 80 % of their TTFT" in waits(0.8)
 
 
@@ -110,21 +110,21 @@ def test_unserved_requests_come_first_and_rule_out_praise(summary, busy) -> None
 
 
 @pytest.mark.parametrize(
-    ("cause", "resource", "says"),
+    ("cause", "resource", "states"),
     [
         ("rejected_over_kv_memory", "KV memory", "more KV memory than a replica has"),
         ("rejected_too_long", "limits", "max_model_len"),
         ("rejected_over_token_budget", "limits", "max_num_batched_tokens"),
     ],
 )
-def test_the_cause_of_most_rejections_binds_even_if_gpus_idle(summary, cause, resource, says) -> None:
+def test_the_cause_of_most_rejections_binds_even_if_gpus_idle(summary, cause, resource, states) -> None:
     many = summary.counts.arrivals * 9 // 10
     binding = what_binds(having(serving(summary, rejected=many, **{cause: many}), busy_share=0.1))
     assert binding.resource == resource
-    assert says in binding.description
+    assert states in binding.description
 
 
-def test_advice_on_batches_fits_what_keeps_them_small(summary) -> None:
+def test_advice_on_batches_matches_what_limits_them(summary) -> None:
     def advice(wait_s: float, max_batch_seqs: float, **hardware: float) -> str:
         queueing = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(wait_s))
         ttft = dataclasses.replace(summary.ttft_s, mean=Estimate(1.0))
@@ -140,7 +140,7 @@ def test_advice_on_batches_fits_what_keeps_them_small(summary) -> None:
     assert "larger batches" not in idle
 
 
-def test_only_an_open_loop_can_be_kept_up_with(toy) -> None:
+def test_only_an_open_loop_is_reported_as_kept_up_with(toy) -> None:
     def description(arrival_s=None, text: str = "") -> str:
         made = toy.records(100, rate=1.0, odd=False)
         if arrival_s is not None:

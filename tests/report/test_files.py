@@ -83,11 +83,11 @@ def test_the_page_is_small_and_fetches_nothing(page) -> None:
 
 
 def test_what_users_wrote_is_escaped(page) -> None:
-    ours = without_plotly(page)
-    assert "<b>&</b>" not in ours
-    assert "alert(1)</script>" not in ours
-    assert "roomy &lt;b&gt;&amp;&lt;/b&gt;" in ours
-    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in ours
+    own = without_plotly(page)
+    assert "<b>&</b>" not in own
+    assert "alert(1)</script>" not in own
+    assert "roomy &lt;b&gt;&amp;&lt;/b&gt;" in own
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in own
 
 
 def test_the_page_shows_every_section_and_number(results, page) -> None:
@@ -124,7 +124,7 @@ def test_the_gap_curve_matches_expanded_gaps(results) -> None:
     assert read == pytest.approx(exact, rel=1 / 256)
 
 
-def test_folding_bins_keeps_means_over_steps(results) -> None:
+def test_folded_bins_preserve_means_over_steps(results) -> None:
     series = results[0].records.series
     curves = over_time(results[0], 10)
     assert len(curves["time_s"]) <= 10
@@ -180,7 +180,7 @@ def test_the_header_describes_the_scenario(results, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "states"),
     [
         (
             "[workload]\nconcurrency = 32\nprompt = 512\noutput = 128",
@@ -195,10 +195,10 @@ def test_the_header_describes_the_scenario(results, tmp_path) -> None:
         ("", ""),
     ],
 )
-def test_workloads_in_words(results, text, says) -> None:
+def test_workloads_in_words(results, text, states) -> None:
     words = workload(dataclasses.replace(results[0], scenario_text=text))
-    assert words.startswith(says)
-    assert bool(words) == bool(says)
+    assert words.startswith(states)
+    assert bool(words) == bool(states)
 
 
 def test_without_a_description_a_name_or_the_hardware_is_the_title(results) -> None:

@@ -50,10 +50,10 @@ def cell(side: tuple[str, str, float, float], batch: int, load: float) -> Cell:
 def found() -> LabTable:
     places = [(batch, load) for batch in (2, 8) for load in (0.3, 0.9, 1.2)]
     cells = tuple(cell(side, *place) for place in places for side in SIDES)
-    here = ([c for c in cells if (c.batch, c.load) == place] for place in places)
-    decisions = tuple(decision(one, seeds=5) for one in here)
-    told = answer(decisions, LoadUnit.CAPACITY)
-    return LabTable("a <b>lab</b>", {"model": "tiny"}, LoadUnit.CAPACITY, cells, decisions, told, 5, 200)
+    by_place = ([c for c in cells if (c.batch, c.load) == place] for place in places)
+    decisions = tuple(decision(one, seeds=5) for one in by_place)
+    reported = answer(decisions, LoadUnit.CAPACITY)
+    return LabTable("a <b>lab</b>", {"model": "tiny"}, LoadUnit.CAPACITY, cells, decisions, reported, 5, 200)
 
 
 def printed(found: LabTable, width: int = 160) -> str:
@@ -62,7 +62,7 @@ def printed(found: LabTable, width: int = 160) -> str:
     return console.file.getvalue()
 
 
-def test_the_terminal_says_what_it_is_worth_at_every_load(found) -> None:
+def test_the_terminal_shows_the_worth_at_every_load(found) -> None:
     text = printed(found)
     assert text.count("Not worth it: Everything fits the batch") == 2
     assert (
@@ -76,7 +76,7 @@ def test_the_terminal_says_what_it_is_worth_at_every_load(found) -> None:
     assert "preempted" not in text  # nobody was
 
 
-def test_the_terminal_is_not_wider_than_asked(found) -> None:
+def test_the_terminal_output_is_not_wider_than_requested(found) -> None:
     assert max(len(line) for line in printed(found, 80).splitlines()) <= 80
 
 
@@ -93,15 +93,15 @@ def test_the_page_holds_every_number_and_escapes_names(found, tmp_path) -> None:
 
 def test_the_file_holds_everything_under_stable_keys(found, tmp_path) -> None:
     write_lab_json(tmp_path / "lab.json", found)
-    told = json.loads((tmp_path / "lab.json").read_text("utf-8"))
-    assert (told["format"], told["version"], told["unit"]) == ("lengthwise.lab", 1, "capacity")
-    assert len(told["cells"]) == 30
-    assert told["cells"][7]["values"]["gap_closed"] == {"value": pytest.approx(0.6), "half_width": 0.02}
-    assert told["cells"][0]["values"]["gap_closed"]["value"] is None
-    assert [v["is_improvement"] for v in told["decisions"]] == [False, True, True] * 2
+    reported = json.loads((tmp_path / "lab.json").read_text("utf-8"))
+    assert (reported["format"], reported["version"], reported["unit"]) == ("lengthwise.lab", 1, "capacity")
+    assert len(reported["cells"]) == 30
+    assert reported["cells"][7]["values"]["gap_closed"] == {"value": pytest.approx(0.6), "half_width": 0.02}
+    assert reported["cells"][0]["values"]["gap_closed"]["value"] is None
+    assert [v["is_improvement"] for v in reported["decisions"]] == [False, True, True] * 2
 
 
-def test_nothing_to_show_is_said(found, tmp_path) -> None:
+def test_an_empty_result_is_reported(found, tmp_path) -> None:
     empty = replace(found, cells=())
     for write in (lambda: lab_table(empty), lambda: write_lab_html(tmp_path / "x.html", empty)):
         with pytest.raises(InputError, match="at least one cell"):

@@ -74,8 +74,8 @@ def test_the_answer_omits_missing_parts(plan):
     assert "no batch meets the bound" in answer
     assert "at the edge" in answer
     assert "drift" not in answer
-    kept = tuple(replace(row, is_satisfied=True) for row in plan.drift)
-    assert "holds under every tried change" in " ".join(sentences(replace(plan, drift=kept)))
+    saved = tuple(replace(row, is_satisfied=True) for row in plan.drift)
+    assert "holds under every tried change" in " ".join(sentences(replace(plan, drift=saved)))
     lost = tuple(replace(row, margin=math.nan) for row in plan.drift)
     assert "No tried tighter bound" in " ".join(sentences(replace(plan, drift=lost)))
 
@@ -95,10 +95,10 @@ def test_exceeded_memory_differs_from_a_broken_bound(plan):
     broken, unfit, *_ = (row for row in plan.drift if not row.is_satisfied)
     drift = (replace(broken, margin=0.06), replace(unfit, retained=None, retained_latency_s=math.inf, margin=0.13))
     breaks, fits_not = sentences(replace(plan, drift=drift))[-2:]
-    kept = "Planning with a bound {} % tighter would have prevented it."
-    assert breaks == f"The bound breaks if the output lengths change by: {move_text(broken)}. {kept.format(6)}"
+    saved = "Planning with a bound {} % tighter would have prevented it."
+    assert breaks == f"The bound breaks if the output lengths change by: {move_text(broken)}. {saved.format(6)}"
     memory = f"The schedule exceeds the memory if the output lengths change by: {move_text(unfit)}."
-    assert fits_not == f"{memory} {kept.format(13)}"
+    assert fits_not == f"{memory} {saved.format(13)}"
     assert sentences(replace(unbounded(plan), drift=drift))[-1] == memory
 
 

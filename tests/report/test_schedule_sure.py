@@ -122,7 +122,7 @@ def test_a_watch_names_changes_and_their_effect(plan):
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "states"),
     [
         ({"new": None, "made": False, "cause": "nothing meets it"}, "Not changed: nothing meets it."),
         ({"made": False, "cause": "too little"}, "too little."),
@@ -132,8 +132,8 @@ def test_a_watch_names_changes_and_their_effect(plan):
         ({"retained_latency_s": 1.5, "late_share": 0.0}, "bound 2 s met"),
     ],
 )
-def test_every_outcome_has_its_words(plan, given, says):
-    assert says in " ".join(watch_sentences(watched(plan, change(plan, **given))))
+def test_every_outcome_has_its_words(plan, given, states):
+    assert states in " ".join(watch_sentences(watched(plan, change(plan, **given))))
 
 
 def test_an_unknown_time_is_omitted(plan):

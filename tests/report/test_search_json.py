@@ -15,22 +15,22 @@ def written(study, path) -> dict:
     return json.loads(path.read_text(), parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
 
 
-def test_everything_is_there_under_stable_keys(studies, tmp_path) -> None:
+def test_everything_is_present_under_stable_keys(studies, tmp_path) -> None:
     study = studies.study()
     made = written(study, tmp_path / "a.json")
     assert (made["format"], made["version"], made["name"]) == ("lengthwise.study", 1, study.name)
-    plan, told = study.plans[0], made["plans"][0]
-    assert set(told) == {"best", *(field.name for field in dataclasses.fields(Plan))}
-    assert told["best"] == plan.best.key
-    assert len(told["choices"]) == len(plan.choices)
-    first = told["choices"][0]
+    plan, reported = study.plans[0], made["plans"][0]
+    assert set(reported) == {"best", *(field.name for field in dataclasses.fields(Plan))}
+    assert reported["best"] == plan.best.key
+    assert len(reported["choices"]) == len(plan.choices)
+    first = reported["choices"][0]
     assert first["status"] == "ranked"
     assert first["binds"] == plan.best.bottleneck.binds
     assert {"reason", "region", "bound", "bound_rps", "cause"} < set(first)
     assert first["objective"] == {"value": plan.best.objective.value, "half_width": 9.0}
     assert first["points"][2]["values"]["ttft.p90"]["value"] == plan.best.points[2].value("ttft.p90")
-    assert told["frontiers"]["ttft.p90"][0]["cost_usd"] == plan.frontiers["ttft.p90"][0].cost_usd
-    assert told["limits"][0] == {"metric": "ttft.p90", "bound": 2.0, "at_least": False}
+    assert reported["frontiers"]["ttft.p90"][0]["cost_usd"] == plan.frontiers["ttft.p90"][0].cost_usd
+    assert reported["limits"][0] == {"metric": "ttft.p90", "bound": 2.0, "at_least": False}
 
 
 def test_what_is_not_known_is_null(studies, tmp_path) -> None:

@@ -39,11 +39,11 @@ def test_the_page_fetches_nothing(page) -> None:
 
 
 def test_what_users_wrote_is_escaped(page) -> None:
-    ours = without_plotly(page)
-    assert "<b>&</b>" not in ours
-    assert "<i>&</i>" not in ours
-    assert "h100-sxm &lt;b&gt;&amp;&lt;/b&gt;" in ours
-    assert "TTFT p90 &lt;at&gt; a higher load" in ours
+    own = without_plotly(page)
+    assert "<b>&</b>" not in own
+    assert "<i>&</i>" not in own
+    assert "h100-sxm &lt;b&gt;&amp;&lt;/b&gt;" in own
+    assert "TTFT p90 &lt;at&gt; a higher load" in own
 
 
 def test_the_answer_its_price_and_its_rivals_are_on_the_page(studies, page) -> None:
@@ -70,12 +70,12 @@ def test_every_choice_is_listed_with_its_reason(studies, page) -> None:
     assert "the weights need 61.2 GB" in box
 
 
-def test_points_are_rate_cost_held_and_metrics(studies, page) -> None:
-    plan, told = studies.study().plans[0], drawn(page)["plans"][0]
-    names = [metric["name"] for metric in told["metrics"]]
+def test_points_contain_rate_cost_feasibility_and_metrics(studies, page) -> None:
+    plan, reported = studies.study().plans[0], drawn(page)["plans"][0]
+    names = [metric["name"] for metric in reported["metrics"]]
     assert names[:3] == ["ttft.p90", "tbt.p99", "jct.mean"]
     ran = [choice for choice in plan.choices if choice.points]
-    for choice, made in zip(ran, told["choices"], strict=True):
+    for choice, made in zip(ran, reported["choices"], strict=True):
         assert len(made.get("points", [])) == len(choice.points)
         for point, row in zip(choice.points, made.get("points", []), strict=True):
             cost = choice.price_per_hour_usd / (3600 * point.rate_rps) * 1000
@@ -87,11 +87,11 @@ def test_points_are_rate_cost_held_and_metrics(studies, page) -> None:
 
 
 def test_frontiers_and_shifts_point_at_their_choices(studies, page) -> None:
-    plan, told = studies.study().plans[0], drawn(page)["plans"][0]
-    trade, row = plan.frontiers["tbt.p99"][0], told["frontiers"]["tbt.p99"][0]
+    plan, reported = studies.study().plans[0], drawn(page)["plans"][0]
+    trade, row = plan.frontiers["tbt.p99"][0], reported["frontiers"]["tbt.p99"][0]
     assert row[:2] == pytest.approx([trade.latency_s, trade.cost_usd], rel=1e-4)
-    assert told["choices"][row[2]]["name"] == trade.choice
-    shifts = told["shifts"]["tbt.p99"]
+    assert reported["choices"][row[2]]["name"] == trade.choice
+    shifts = reported["shifts"]["tbt.p99"]
     assert [s[0] for s in shifts] == sorted(s[0] for s in shifts)
     assert shifts[0][1:] == [None, -1]
 
@@ -107,11 +107,11 @@ def test_two_thousand_choices_stay_small(studies, tmp_path) -> None:
     write_search_html(tmp_path / "many.html", Study("many", (plan,)))
     page = (tmp_path / "many.html").read_text()
     assert (tmp_path / "many.html").stat().st_size < 1.5e6
-    told = drawn(page)["plans"][0]
-    assert [c["name"] for c in told["choices"]] == [*(f"choice {i}" for i in range(SHOWN - 1)), "choice 1999"]
-    assert told["frontiers"]["tbt.p99"][0][2] == SHOWN - 1
+    reported = drawn(page)["plans"][0]
+    assert [c["name"] for c in reported["choices"]] == [*(f"choice {i}" for i in range(SHOWN - 1)), "choice 1999"]
+    assert reported["frontiers"]["tbt.p99"][0][2] == SHOWN - 1
     assert f"{2000 - SHOWN:,} more simulated configurations" in page
-    assert sum(count for *_, count in told["excluded"]["0,1"]) == 2000
+    assert sum(count for *_, count in reported["excluded"]["0,1"]) == 2000
     assert "<h2>Other limits" not in page
 
 
@@ -120,25 +120,25 @@ def test_limits_can_be_moved_where_none_is_met(studies, tmp_path) -> None:
     page = (tmp_path / "hard.html").read_text()
     assert "No tried configuration meets the limits." in page
     assert "Nearest misses" in page
-    told = drawn(page)["plans"][0]
-    assert told["best"] == -1
-    assert told["live"] == "rate"
+    reported = drawn(page)["plans"][0]
+    assert reported["best"] == -1
+    assert reported["live"] == "rate"
     assert "Reasons" in page
 
 
 def test_excluded_choices_are_counted_by_reason_and_settings(studies, page) -> None:
-    plan, told = studies.study().plans[0], drawn(page)["plans"][0]
+    plan, reported = studies.study().plans[0], drawn(page)["plans"][0]
     out = [c for c in plan.choices if not c.points]
-    for pair, rows in told["excluded"].items():
+    for pair, rows in reported["excluded"].items():
         assert sum(count for *_, count in rows) == len(out)
         a, b = map(int, pair.split(","))
         for value_a, value_b, reason, count in rows:
-            axes = ((told["axes"][a], value_a), (told["axes"][b], value_b))
+            axes = ((reported["axes"][a], value_a), (reported["axes"][b], value_b))
             values = {axis["key"]: axis["values"][i] for axis, i in axes}
             alike = [c for c in out if all(str(c.settings[key]) == value for key, value in values.items())]
-            alike = [c for c in alike if c.exclusion.region == told["reasons"][reason][0]]
+            alike = [c for c in alike if c.exclusion.region == reported["reasons"][reason][0]]
             assert len(alike) == count
-            assert told["reasons"][reason][1] in {c.exclusion.reason for c in out}
+            assert reported["reasons"][reason][1] in {c.exclusion.reason for c in out}
 
 
 def test_numbers_that_json_does_not_know() -> None:

@@ -14,9 +14,9 @@ from lengthwise.report.search_text import (
     in_order,
     limit_text,
     metric_name,
+    metric_of,
     metric_text,
     nearest_misses,
-    quantity,
     setting_text,
 )
 from lengthwise.schema.errors import InputError
@@ -40,14 +40,14 @@ def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
     text = printed(study, width)
     assert all(len(line) <= width for line in text.splitlines())
     plan = study.plans[0]
-    best, said = plan.best, flat(text)
-    assert "chat: toy-7b; chat <i>&</i>; TTFT p90 ≤ 2 s, TBT p99 ≤ 80 ms; Requests per dollar" in said
-    assert f"{best.objective.value:,.0f} ± 9".replace(" ", "\N{NO-BREAK SPACE}") in text or "± 9" in said
-    assert f"Best: {best.name} \N{MIDDLE DOT} It needs the fewest GPUs for a rate." in said
-    assert "Decoding reads the weights: bound by memory bandwidth." in said
-    assert "4 \N{MULTIPLICATION SIGN} weights do not fit: the weights need 61.2 GB" in said
-    assert "16 candidates: 10 ranked or scouted, 2 pruned (12 %), 4 rejected; 10 of them simulated." in said
-    assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in said
+    best, message = plan.best, flat(text)
+    assert "chat: toy-7b; chat <i>&</i>; TTFT p90 ≤ 2 s, TBT p99 ≤ 80 ms; Requests per dollar" in message
+    assert f"{best.objective.value:,.0f} ± 9".replace(" ", "\N{NO-BREAK SPACE}") in text or "± 9" in message
+    assert f"Best: {best.name} \N{MIDDLE DOT} It needs the fewest GPUs for a rate." in message
+    assert "Decoding reads the weights: bound by memory bandwidth." in message
+    assert "4 \N{MULTIPLICATION SIGN} weights do not fit: the weights need 61.2 GB" in message
+    assert "16 candidates: 10 ranked or scouted, 2 pruned (12 %), 4 rejected; 10 of them simulated." in message
+    assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in message
 
 
 def test_a_limit_that_is_used_by_half_is_not_marked_as_the_one_that_binds(studies) -> None:
@@ -124,7 +124,7 @@ def test_names_are_not_markup(studies) -> None:
 
 def test_more_limits_than_columns_are_named_below(studies) -> None:
     plan = studies.study(plans=1).plans[0]
-    more = (*plan.limits, Limit("jct.mean", 40.0), Limit("goodput", 0.5, at_least=True))
+    more = (*plan.limits, Limit("jct.mean", 40.0), Limit("within_slo", 0.5, at_least=True))
     text = printed(Study("x", (dataclasses.replace(plan, limits=more),)))
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "Also met: Within SLO ≥ 50 %." in text
@@ -144,11 +144,11 @@ def test_a_study_needs_a_plan_and_unique_names(studies) -> None:
 def test_metrics_have_names_units_and_an_order() -> None:
     assert metric_text("ttft.p90", 0.312) == "312 ms"
     assert metric_text("jct.mean", 12.0) == "12.0 s"
-    assert metric_text("goodput", 0.981) == "98.1 %"
+    assert metric_text("within_slo", 0.981) == "98.1 %"
     assert metric_text("odd_one", math.nan) == "\N{EN DASH}"
-    assert quantity("odd_one").label == "odd one"
-    names = ["mfu", "tbt.p99", "zeta", "ttft.p99", "ttft.p9999", "goodput", "ttft.mean"]
-    assert in_order(names) == ["ttft.mean", "ttft.p99", "ttft.p9999", "tbt.p99", "goodput", "mfu", "zeta"]
+    assert metric_of("odd_one").label == "odd one"
+    names = ["mfu", "tbt.p99", "zeta", "ttft.p99", "ttft.p9999", "within_slo", "ttft.mean"]
+    assert in_order(names) == ["ttft.mean", "ttft.p99", "ttft.p9999", "tbt.p99", "within_slo", "mfu", "zeta"]
     assert limit_text(Limit("kv_utilization", 0.9)) == "KV cache in use ≤ 90 %"
     assert metric_name("throughput") == "throughput"
 
@@ -162,7 +162,7 @@ def test_axes_have_short_labels_unless_two_would_be_the_same() -> None:
     assert [setting_text(v) for v in (True, 0.5, (1, 2), {"a": 1.0}, None)] == [*("yes", "0.5", "1, 2", "a 1", "None")]
 
 
-def test_without_capacities_there_is_no_such_column(studies) -> None:
+def test_without_capacities_there_is_no_capacity_column(studies) -> None:
     plan = studies.study(plans=1).plans[0]
     bare = tuple(dataclasses.replace(c, capacity_rps=Estimate(math.nan)) for c in plan.choices)
     assert "req/s" in printed(Study("x", (plan,)))

@@ -42,7 +42,7 @@ def test_names_are_not_markup(results) -> None:
     assert "[red]a[/red]" in printed(odd, 100)
 
 
-def test_the_leader_is_told_apart_by_pairs_only_where_seeds_are_common(results) -> None:
+def test_the_leader_is_determined_by_pairs_only_where_seeds_are_common(results) -> None:
     by_key = {row.metric.key: row for row in rows(results)}
     assert [c.leads for c in by_key["jct_s.p50"].cells] == [True, False]
     assert not any(c.leads for c in by_key["hardware.mfu"].cells)
@@ -54,7 +54,7 @@ def test_the_leader_is_told_apart_by_pairs_only_where_seeds_are_common(results) 
     assert unpaired < sure
 
 
-def test_one_run_says_where_its_intervals_come_from(toy) -> None:
+def test_one_run_states_the_source_of_its_intervals(toy) -> None:
     records = toy.records(100)
     text = printed([Result("one", summarize(records), records, toy.deployment())], 80)
     assert "No intervals: too few requests; use --seeds." in text
@@ -64,7 +64,7 @@ def test_one_run_says_where_its_intervals_come_from(toy) -> None:
     assert "MFU" not in text
 
 
-def test_names_must_be_unique_and_there_must_be_one(results) -> None:
+def test_names_must_be_unique_and_one_must_exist(results) -> None:
     with pytest.raises(InputError, match="used twice: narrow"):
         table([results[1], results[1]])
     with pytest.raises(InputError, match="empty"):
@@ -107,7 +107,7 @@ def test_rows_without_a_value_are_left_out(results) -> None:
     assert all(isinstance(c.estimate, Estimate) for row in rows(bare) for c in row.cells)
 
 
-def test_a_long_run_says_that_its_intervals_are_batch_means(toy) -> None:
+def test_a_long_run_states_that_its_intervals_are_batch_means(toy) -> None:
     records = toy.records(500)
     assert "(batch means)" in printed([Result("one", summarize(records), records, toy.deployment())], 80)
 
@@ -153,7 +153,7 @@ def test_the_lines_below_are_as_wide_as_the_console(results) -> None:
     assert any(line.endswith(".") and "ound by" in line for line in below)
 
 
-def test_who_was_not_served_comes_first(results) -> None:
+def test_unserved_requests_are_listed_first(results) -> None:
     counts = dataclasses.replace(
         results[1].summary.counts, finished=12, rejected=0, timed_out=588, unfinished=0, arrivals=600
     )

@@ -89,7 +89,7 @@ def test_counters_follow_the_steps_and_end_at_nothing(records, events) -> None:
     assert times == sorted(times)
 
 
-def test_rejected_requests_are_instants_beside_the_replicas(records, events) -> None:
+def test_rejected_requests_are_instants_next_to_the_replicas(records, events) -> None:
     instants = [e for e in events if e["ph"] == "n"]
     assert [e["args"]["status"] for e in instants] == ["rejected"]
     assert instants[0]["pid"] == 1
@@ -105,7 +105,7 @@ def test_a_gap_between_steps_empties_the_batch(toy, tmp_path) -> None:
     assert empty == gaps + 1
 
 
-def test_without_steps_or_folder_it_says_so(records, tmp_path) -> None:
+def test_missing_steps_or_folders_are_reported(records, tmp_path) -> None:
     with pytest.raises(InputError, match="needs every step"):
         write_timeline(tmp_path / "a.json", dataclasses.replace(records, steps=None))
     with pytest.raises(OutputError, match="does not exist"):

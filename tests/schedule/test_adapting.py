@@ -129,7 +129,7 @@ def test_where_nothing_may_be_loaded_the_least_latency_is_that_of_what_is_loaded
     assert float(change.cause.split()[-2]) > float(loaded.cause.split()[-2])
 
 
-def test_why_a_schedule_is_left_speaks_of_the_one_that_is_left(after, choice, summaries):
+def test_the_reason_for_leaving_a_schedule_is_about_that_schedule(after, choice, summaries):
     change = replan(after, choice.row, summaries, BOUND_S)
     assert change.cause == f"the deployed schedule would take {change.retained_latency_s:.3g} s"
     assert change.new_latency_s < change.retained_latency_s
@@ -140,13 +140,13 @@ def test_the_margin_holds_the_bound_when_lengths_move_on(after, choice, summarie
     assert change.margin > 0
     assert change.free_rps > change.new.throughput_rps
     chosen = after.best(BOUND_S * (1 - change.margin)).row
-    held = [
+    latencies_s = [
         evaluate_deployed(
             at(after.estimator, further(summaries, after.estimator.setting.task, share, 2048)), chosen, worst_case=True
         )[1]
         for share in (1.0, 0.5, 0.25)
     ]
-    assert min(held) <= BOUND_S
+    assert min(latencies_s) <= BOUND_S
 
 
 def test_a_margin_costs_no_more_than_it_may(after, choice, summaries):
@@ -156,12 +156,12 @@ def test_a_margin_costs_no_more_than_it_may(after, choice, summaries):
         assert best.throughput_rps >= (1 - max_margin_cost) * change.free_rps * (1 - 1e-9)
 
 
-def test_without_a_bound_there_is_no_margin_and_nobody_is_late(planner, choice, summaries):
+def test_without_a_bound_there_is_no_margin_and_no_late_request(planner, choice, summaries):
     change = replan(planner, choice.row, summaries)
     assert (change.margin, change.late_share) == (0.0, 0.0)
 
 
-def test_who_is_late_is_who_is_longer_than_what_the_bound_allows(opt_estimator, slow):
+def test_late_requests_are_those_longer_than_the_bound_allows(opt_estimator, slow):
     task, bound_s = opt_estimator.setting.task, 1.5
     late = late_share(opt_estimator, slow, bound_s, worst_case=True)
     setting = opt_estimator.setting
@@ -252,21 +252,21 @@ def test_equal_requests_give_equal_answers(followed):
 
 def test_a_bound_for_a_fixed_length_does_not_move_with_the_lengths(opt, four_a40, opt_tables, summaries):
     """The paper's SLA (b) needs smaller margins than its SLA (a)."""
-    held = {}
+    rows = {}
     for name, fixed in (("a", None), ("b", summaries.output_quantile(0.99))):
         estimator = Estimator(summaries, four_a40, opt, opt_tables, Assumptions(output_tokens=fixed))
         planner = Planner(estimator, [4], [Strategy.RRA])
         best = planner.best(6.0)
         (row,) = drift(planner, best, (("mean", 0.15),))
-        held[name] = best.row, row
-    (best_a, row_a), (best_b, row_b) = held.values()
+        rows[name] = best.row, row
+    (best_a, row_a), (best_b, row_b) = rows.values()
     assert best_a == best_b
     assert row_b.retained_latency_s < row_a.retained_latency_s
     assert row_b.margin <= row_a.margin
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "states"),
     [
         ({"storage": "tape"}, "storage must be"),
         ({"horizon_s": math.inf}, "horizon_s must be above 0 and finite"),
@@ -275,8 +275,8 @@ def test_a_bound_for_a_fixed_length_does_not_move_with_the_lengths(opt, four_a40
         ({"max_margin_cost": 2.0}, "max_margin_cost must be from 0 to 1"),
     ],
 )
-def test_terms_have_their_ranges(given, says):
-    with pytest.raises(InputError, match=says):
+def test_terms_have_their_ranges(given, states):
+    with pytest.raises(InputError, match=states):
         ReplanOptions(**given)
 
 

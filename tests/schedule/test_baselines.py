@@ -47,32 +47,32 @@ def test_static_batches_take_what_was_estimated(opt, four_a40, opt_tables, degre
     expected = static_batches(estimator)
     got = curve(estimator, "fastertransformer", requests=100, batch_sizes=[4, 32, 96])
     for at in rows(got, tp=max(degrees), pp=4 // max(degrees)):
-        here = np.flatnonzero(expected.batch == got.batch[at])[0]
-        assert got.latency_high_s[at] == pytest.approx(expected.latency_s[here], rel=0.02)
-        assert got.latency_s[at] == pytest.approx(expected.latency_s[here], rel=0.02)
-        assert got.throughput_rps[at] == pytest.approx(got.batch[at] / expected.latency_s[here], rel=0.02)
-        assert got.memory_share[at] == pytest.approx(expected.memory_share[here], rel=1e-9)
+        index = np.flatnonzero(expected.batch == got.batch[at])[0]
+        assert got.latency_high_s[at] == pytest.approx(expected.latency_s[index], rel=0.02)
+        assert got.latency_s[at] == pytest.approx(expected.latency_s[index], rel=0.02)
+        assert got.throughput_rps[at] == pytest.approx(got.batch[at] / expected.latency_s[index], rel=0.02)
+        assert got.memory_share[at] == pytest.approx(expected.memory_share[index], rel=1e-9)
 
 
 def test_drawn_static_batches_end_with_their_own_longest(opt_estimator):
     expected = static_batches(opt_estimator)
     got = curve(opt_estimator, "fastertransformer", requests=400, batch_sizes=[16, 64])
     for at in rows(got, tp=4):
-        here = np.flatnonzero(expected.batch == got.batch[at])[0]
-        padded_s = expected.latency_s[here]
+        folder = np.flatnonzero(expected.batch == got.batch[at])[0]
+        padded_s = expected.latency_s[folder]
         assert 0.97 * padded_s < got.latency_high_s[at] < 1.1 * padded_s
         assert padded_s * 0.6 < got.batch[at] / got.throughput_rps[at] < padded_s * 1.01
 
 
-def test_whole_batches_of_one_stage_are_the_engines_static_ones(opt_estimator):
+def test_complete_batches_of_one_stage_equal_static_batching(opt_estimator):
     setting, rng = opt_estimator.setting, np.random.default_rng(5)
     of = next(one for one in replicas_of(setting) if (one.tp, one.pp) == (4, 1))
     work = Workload(np.zeros(90), rng.integers(1, 400, 90), rng.integers(1, 60, 90))
     own = replica_deployment(setting, of, 15, 0, scheduler_of(SYSTEMS_BY_NAME["fastertransformer"], 1), 10**6)
     static = dataclasses.replace(own, scheduler=Scheduler(batching="static", memory="paged"))
-    ours, theirs = (simulate(work, one).requests for one in (own, static))
-    np.testing.assert_array_equal(ours.finished_s, theirs.finished_s)
-    np.testing.assert_array_equal(ours.scheduled_s, theirs.scheduled_s)
+    computed, other = (simulate(work, one).requests for one in (own, static))
+    np.testing.assert_array_equal(computed.finished_s, other.finished_s)
+    np.testing.assert_array_equal(computed.scheduled_s, other.scheduled_s)
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
@@ -111,19 +111,19 @@ def test_replicas_add_up(opt, four_a40, opt_tables, opt_estimator, system, summa
     np.testing.assert_array_equal(four.latency_high_s[at], one.latency_high_s)
 
 
-def test_latency_is_that_of_requests_with_the_asked_output(opt_estimator):
+def test_latency_is_that_of_requests_with_the_requested_output(opt_estimator):
     """Against a plain mean over exactly those, in a run that has enough of them."""
     setting, level = opt_estimator.setting, 0.99
     of = next(one for one in replicas_of(setting) if (one.tp, one.pp) == (4, 1))
     made = replica_deployment(setting, of, 48, 2048, policy.scheduler("vllm_v1"), 4000)
-    rng, n, asked = np.random.default_rng(2), 60_000, setting.task.output_quantile(level)
+    rng, n, requested = np.random.default_rng(2), 60_000, setting.task.output_quantile(level)
     pmfs = (setting.task.prompt_pmf, setting.task.output_pmf)
     prompts, outputs = (rng.choice(len(pmf), n, p=pmf) for pmf in pmfs)
     requests = simulate(Workload(np.zeros(n), prompts, outputs), made).requests
-    exact = (np.arange(n) > 1000) & (np.arange(n) < n - 1000) & (outputs == asked)
+    exact = (np.arange(n) > 1000) & (np.arange(n) < n - 1000) & (outputs == requested)
     exact_s = (requests.finished_s - requests.scheduled_s)[exact]
     rate_rps = (n - 2000) / (requests.scheduled_s[n - 1000] - requests.scheduled_s[1000])
-    got = simulate_replica(made, SimulationSpec(setting.task, asked, level, 2000, seed=7))
+    got = simulate_replica(made, SimulationSpec(setting.task, requested, level, 2000, seed=7))
     assert exact.sum() > 40
     assert got.latency_s == pytest.approx(exact_s.mean(), rel=0.03)
     assert 0.95 <= (exact_s <= got.latency_high_s).mean() <= 1
@@ -132,7 +132,7 @@ def test_latency_is_that_of_requests_with_the_asked_output(opt_estimator):
     assert got.residents == pytest.approx(48, rel=0.02)
 
 
-def test_a_line_through_long_outputs_is_read_at_the_asked_one():
+def test_a_line_through_long_outputs_is_read_at_the_requested_one():
     output = np.arange(1, 1001)
     elapsed_s = 3.0 + 0.5 * output + np.where(output % 2 == 0, 0.25, -0.25)
     mean_s, high_s = latency_at(output, elapsed_s, 990, 0.99)
@@ -142,7 +142,7 @@ def test_a_line_through_long_outputs_is_read_at_the_asked_one():
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_memory_holds_what_is_said_to_fit(curves, system):
+def test_memory_suffices_for_what_is_reported_to_fit(curves, system):
     of = curves[system]
     assert of.fits.any()
     assert (of.memory_share[of.fits] <= 1).all()
@@ -152,7 +152,7 @@ def test_memory_holds_what_is_said_to_fit(curves, system):
 
 
 @pytest.mark.parametrize("system", ["fastertransformer", "deepspeed-inference", "orca"])
-def test_who_keeps_memory_for_the_longest_holds_no_endless_batch(opt_estimator, system):
+def test_a_system_that_reserves_for_the_longest_runs_no_unlimited_batch(opt_estimator, system):
     of = curve(opt_estimator, system, requests=100, batch_sizes=[4, 100_000])
     assert of.fits[of.batch == 4].all()
     assert not of.fits[of.batch == 100_000].any()
@@ -168,16 +168,19 @@ def test_latencies_and_bounds_are_in_order(curves, system):
         rates = [row.throughput_rps if row else 0.0 for row in found]
         assert rates == sorted(rates)
         assert rates[0] == 0
-        held = [(row.latency_high_s if worst_case else row.latency_s) if row else 0.0 for row in found]
-        assert (np.array(held) <= bounds_s).all()
+        latencies_s = [(row.latency_high_s if worst_case else row.latency_s) if row else 0.0 for row in found]
+        assert (np.array(latencies_s) <= bounds_s).all()
         assert of.best(np.inf, worst_case=worst_case).throughput_rps == of.throughput_rps.max()
 
 
 def test_a_front_has_no_row_that_another_beats(curves):
     of = curves["vllm-v1"]
     front = of.front()
-    held, rates = ([point.constrained_latency_s for point in front], [point.row.throughput_rps for point in front])
-    assert held == sorted(held)
+    latencies_s, rates = (
+        [point.constrained_latency_s for point in front],
+        [point.row.throughput_rps for point in front],
+    )
+    assert latencies_s == sorted(latencies_s)
     assert rates == sorted(rates)
     assert all(of.best(point.constrained_latency_s).words == point.row.words for point in front)
 
@@ -188,8 +191,8 @@ def test_where_memory_binds_pages_serve_more_than_reservations(opt, four_a40, op
     curves = {name: curve(estimator, name, requests=200, batch_sizes=sizes) for name in ("orca", "vllm-v1")}
     best = {name: of.best(np.inf) for name, of in curves.items()}
     assert best["vllm-v1"].throughput_rps > best["orca"].throughput_rps
-    held = {name: row.decode_batch * row.replicas for name, row in best.items()}
-    assert held["vllm-v1"] > held["orca"]
+    residents = {name: row.decode_batch * row.replicas for name, row in best.items()}
+    assert residents["vllm-v1"] > residents["orca"]
 
 
 def test_finer_batches_are_tried_near_the_best(opt_estimator):
@@ -207,7 +210,7 @@ def test_a_seed_gives_the_same_rows_and_another_one_others(opt_estimator):
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_rows_are_said_in_words(curves, system):
+def test_rows_are_described_in_words(curves, system):
     of = curves[system]
     row = of.best(np.inf)
     assert row.strategy == system
@@ -217,7 +220,7 @@ def test_rows_are_said_in_words(curves, system):
     assert (decoding if row.prefill_cut is None else decoding + row.prefill_gpus) == 4
 
 
-def test_bad_input_is_told(opt_estimator):
+def test_invalid_input_is_reported(opt_estimator):
     with pytest.raises(UnknownNameError, match="system"):
         curve(opt_estimator, "tgi")
     with pytest.raises(InputError, match="requests must be at least 100"):

@@ -61,12 +61,12 @@ def test_every_prefilled_request_finds_a_slot(opt, eight, opt_tables, summaries)
     system = disaggregated(Estimator(summaries, eight, opt, {1: opt_tables[1]}))
     sweep = next(sweeps[0] for sweeps in system.sweeps() if sweeps[0].replica.replicas == 8)
     at = Configuration(sweep, 16, 3)
-    whole = system.deployment(at, 3, 5)
-    alike = replace(whole.decode, limits=replace(whole.decode.limits, max_num_seqs=80, max_step_seqs=80))
+    complete = system.deployment(at, 3, 5)
+    alike = replace(complete.decode, limits=replace(complete.decode.limits, max_num_seqs=80, max_step_seqs=80))
     rng, n = np.random.default_rng(3), 2000
     prompts, outputs = (rng.choice(len(p), n, p=p) for p in (summaries.prompt_pmf, summaries.output_pmf))
     work = Workload(np.zeros(n), prompts, outputs, concurrency=80)
-    got, free = (simulate(work, one) for one in (whole, replace(whole, decode=alike)))
+    got, free = (simulate(work, one) for one in (complete, replace(complete, decode=alike)))
     np.testing.assert_array_equal(got.requests.finished_s, free.requests.finished_s)
     assert got.steps.decode_seqs.max() == 16
 
@@ -103,7 +103,7 @@ def test_one_replica_is_nothing_to_part(opt, four_a40, opt_tables, summaries):
     assert of.front() == ()
 
 
-def test_words_tell_both_cuts(opt_estimator):
+def test_the_description_names_both_splits(opt_estimator):
     row = curve(opt_estimator, SYSTEM, requests=100, batch_sizes=[16]).best(math.inf)
     assert "prompts on" in row.words
     assert "decodes on" in row.words

@@ -16,7 +16,7 @@ from lengthwise.schema.workload import Workload
 COUNT = 30_000
 ABOVE_HIGH, ABOVE_BOUND = 0.1, 0.02
 RRA, WAA = (Strategy.RRA,), (Strategy.WAA_C, Strategy.WAA_M)
-ASKED = [
+REQUESTED = [
     *(("exegpt-s", bound_s, strategies) for bound_s in (3.13, 14.52) for strategies in (RRA, WAA)),
     *(("exegpt-t", 12.94, RRA), ("exegpt-t", 24.74, RRA), ("exegpt-t", 24.74, WAA)),
 ]
@@ -30,8 +30,8 @@ def played(estimator, controls, threshold):
     made = Workload(np.zeros(COUNT), prompt, output, concurrency=concurrency_limit(estimator, controls))
     deployment = deployment_of(estimator, controls, threshold=threshold)
     r = simulate(made, deployment, keep_steps=0).requests
-    apart = controls.strategy is not Strategy.RRA
-    started_s = prefills_begin_s(r, deployment.cost) if apart else r.scheduled_s
+    separate = controls.strategy is not Strategy.RRA
+    started_s = prefills_begin_s(r, deployment.cost) if separate else r.scheduled_s
     ends = np.quantile(started_s, (0.25, 0.85))
     inside = (started_s >= ends[0]) & (started_s < ends[1])
     return output[inside], (r.finished_s - started_s)[inside]
@@ -39,8 +39,8 @@ def played(estimator, controls, threshold):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threshold", [None, 0.05, 0.1])
-@pytest.mark.parametrize(("task", "bound_s", "strategies"), ASKED)
-def test_a_bound_that_is_held_in_the_worst_case_is_held(
+@pytest.mark.parametrize(("task", "bound_s", "strategies"), REQUESTED)
+def test_a_bound_met_in_the_worst_case_is_met_in_simulation(
     task, bound_s, threshold, strategies, opt, four_a40, opt_tables
 ):
     assumptions = Assumptions(threshold=threshold)

@@ -188,7 +188,7 @@ def test_nothing_that_can_run_is_nothing_found():
 
 
 @pytest.mark.parametrize("most", [2, 3, 10, 40])
-def test_an_early_end_says_what_may_be_missed(most):
+def test_an_early_stop_reports_what_may_be_missed(most):
     latency, throughput = smooth(np.random.default_rng(3), (60, 50, 5))
     grid, bound = Grid(latency, throughput), float(np.quantile(latency, 0.4))
     found = branch_and_bound(grid.perf, grid.variables, bound, EXACT, max_points=most)
@@ -199,15 +199,15 @@ def test_an_early_end_says_what_may_be_missed(most):
 
 
 @pytest.mark.parametrize(
-    ("broken", "says"),
+    ("broken", "states"),
     [
         (lambda p: Perf(np.full(len(p), math.nan), np.ones(len(p))), "latency and a throughput"),
         (lambda p: Perf(np.ones(len(p)), np.full(len(p), -1.0)), "latency and a throughput"),
         (lambda _: Perf(np.ones(1), np.ones(1)), "a row for each of 2"),
     ],
 )
-def test_answers_that_cannot_be_used_are_refused(broken, says):
-    with pytest.raises(InputError, match=says):
+def test_answers_that_cannot_be_used_are_refused(broken, states):
+    with pytest.raises(InputError, match=states):
         branch_and_bound(broken, [Variable("x", (1, 2, 3))], 1.0)
 
 

@@ -97,18 +97,18 @@ def test_what_was_looked_at_after_the_search_is_counted_too(opt_estimator, met):
     assert sum(one.result.evaluated for one in looked) > before
 
 
-def test_apart_every_side_has_its_own_best(opt_estimator):
+def test_searched_separately_every_side_has_its_own_best(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
-    apart = planner.best(6.0, separately=True)
-    for side in apart.search.sides:
+    separate = planner.best(6.0, separately=True)
+    for side in separate.search.sides:
         alone = [s for s in planner.spaces if (s.strategy.value, s.tp) == (side.strategy, side.tp)]
         if side.best is None:
             continue
         (found,) = planner.search(6.0, alone)
         assert side.best.throughput_rps >= found.best.throughput_rps * (1 - 1e-9)
         assert side.best.throughput_rps == pytest.approx(found.best.throughput_rps, rel=0.03)
-        assert side.best.throughput_rps <= apart.row.throughput_rps * (1 + 1e-9)
-    assert apart.row.throughput_rps == pytest.approx(planner.best(6.0).row.throughput_rps, rel=0.02)
+        assert side.best.throughput_rps <= separate.row.throughput_rps * (1 + 1e-9)
+    assert separate.row.throughput_rps == pytest.approx(planner.best(6.0).row.throughput_rps, rel=0.02)
 
 
 def test_of_equal_throughput_the_faster_is_chosen(opt_estimator):
@@ -126,29 +126,29 @@ def test_a_larger_bound_never_serves_less(opt_estimator):
     assert all(later >= sooner / 1.02 for sooner, later in pairwise(served))
 
 
-def test_a_bound_that_nothing_meets_says_the_least_latency(opt_estimator):
+def test_an_unreachable_bound_is_reported_with_the_least_latency(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
-    with pytest.raises(ScheduleError, match=r"no schedule meets 0\.1 s .* the least latency is") as told:
+    with pytest.raises(ScheduleError, match=r"no schedule meets 0\.1 s .* the least latency is") as reported:
         planner.best(0.1)
-    assert "decode iterations" in str(told.value)
-    allowed_s = float(str(told.value).split("at least ")[-1].split(" s")[0])
+    assert "decode iterations" in str(reported.value)
+    allowed_s = float(str(reported.value).split("at least ")[-1].split(" s")[0])
     assert planner.best(allowed_s).row.latency_high_s <= allowed_s
     with pytest.raises(ScheduleError):
         planner.best(0.98 * allowed_s)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "says"),
+    ("tokens", "states"),
     [(1, "an output of 1 token (p99)"), (3, "an output of 3 tokens (p99)"), (3, "2 decode iterations ")],
 )
-def test_one_token_is_said_as_one(opt, four_a40, opt_tables, tokens, says):
+def test_one_token_is_reported_in_the_singular(opt, four_a40, opt_tables, tokens, states):
     task = TaskLengths.fixed(8 if tokens > 1 else 256, tokens)
-    with pytest.raises(ScheduleError) as told:
+    with pytest.raises(ScheduleError) as reported:
         best_schedule(task, four_a40, opt, 1e-4, tables=opt_tables)
-    assert says in str(told.value)
+    assert states in str(reported.value)
 
 
-def test_a_model_that_does_not_fit_says_why(summaries):
+def test_an_oversized_model_is_reported_with_the_reason(summaries):
     model = catalog.model("gpt-3-175b")
     cluster = Cluster(catalog.gpu("A40"), catalog.node("pcie4-4"), 4)
     with pytest.raises(ScheduleError, match=r"no schedule fits 4 GPUs: the weights of .* need"):
@@ -222,10 +222,10 @@ def test_where_phases_are_short_and_throughput_is_not_monotone_the_peak_is_found
     side = Planner(estimator, [1], [Strategy.RRA]).spaces[0]
     points = np.array([(batch, steps, 0) for steps in range(1, 9) for batch in range(5 * steps, 7 * steps)])
     looked = side.perf_uncached(points)
-    most_rps = looked.throughput_rps[np.isfinite(looked.latency_s)].max()
-    assert got.row.throughput_rps >= most_rps
+    max_rps = looked.throughput_rps[np.isfinite(looked.latency_s)].max()
+    assert got.row.throughput_rps >= max_rps
     alone = branch_and_bound(side.perf, side.variables, math.inf)
-    assert alone.best.throughput_rps < most_rps
+    assert alone.best.throughput_rps < max_rps
 
 
 def test_without_tables_of_single_gpus_all_are_in_groups(opt, four_a40, opt_tables, summaries):

@@ -82,7 +82,7 @@ def test_longer_outputs_take_longer_and_only_then_break_the_bound(planned):
         assert (row.margin == 0) == row.is_satisfied
 
 
-def test_what_is_kept_is_the_deployed_schedule_at_the_new_lengths(planned, summaries):
+def test_the_retained_schedule_is_the_deployed_one_at_the_new_lengths(planned, summaries):
     planner, choice, rows = planned
     setting = planner.estimator.setting
     row = rows[1]
@@ -95,7 +95,7 @@ def test_what_is_kept_is_the_deployed_schedule_at_the_new_lengths(planned, summa
     assert row.retained.throughput_rps == pytest.approx(got.throughput_rps[0])
 
 
-def test_a_bound_tighter_by_the_margin_would_have_held(planned):
+def test_a_bound_tighter_by_the_margin_would_have_been_met(planned):
     """Planned under the tighter bound, the schedule still holds the bound when the lengths have moved."""
     planner, choice, rows = planned
     setting = planner.estimator.setting
@@ -110,7 +110,7 @@ def test_a_bound_tighter_by_the_margin_would_have_held(planned):
         assert got.latency_high_s[0] <= choice.bound_s
 
 
-def test_planned_anew_every_move_holds_the_bound(planned):
+def test_replanned_schedules_meet_the_bound_after_every_change(planned):
     _, choice, rows = planned
     for row in rows:
         assert row.replanned.latency_high_s <= choice.bound_s
@@ -160,7 +160,7 @@ def test_loading_takes_what_the_paper_measured():
         assert near.ssd_s == pytest.approx(ssd_s, rel=0.1)
 
 
-def test_a_rate_that_is_given_is_taken_and_the_source_says_which(opt, four_a40):
+def test_a_given_rate_is_used_and_the_source_states_which(opt, four_a40):
     usual = redeployment(opt, four_a40)
     drives = redeployment(opt, replace(four_a40, ssd_bytes_per_s=2 * SSD_BYTES_PER_S))
     assert (drives.dram_s, drives.ssd_s) == (usual.dram_s, pytest.approx(usual.ssd_s / 2))

@@ -25,9 +25,9 @@ def played(estimator, controls, seed, requests=REQUESTS):
     rng, task = np.random.default_rng(seed), estimator.setting.task
     prompt, output = (rng.choice(len(pmf), requests, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     workload = Workload(np.zeros(requests), prompt, output, concurrency=concurrency_limit(estimator, controls))
-    whole = deployment_of(estimator, controls)
-    got = simulate(workload, whole, keep_steps=0).requests
-    started_s = prefills_begin_s(got, whole.cost)
+    complete = deployment_of(estimator, controls)
+    got = simulate(workload, complete, keep_steps=0).requests
+    started_s = prefills_begin_s(got, complete.cost)
     from_s, to_s = started_s[requests // 4], started_s[-requests // 8]
     inside = (started_s >= from_s) & (started_s < to_s)
     long = inside & (np.abs(output - task.output_quantile(LEVEL)) <= 2)
@@ -79,22 +79,22 @@ def test_on_sixteen_gpus_too(sixteen, batch, groups):
 def test_room_to_prefill_is_what_was_counted_on(sixteen):
     """Two batches a stage and one that leaves, at the level: as many tokens as are estimated."""
     controls, setting = Controls(C, 14, tp=4, tp_groups=4), sixteen.setting
-    whole = deployment_of(sixteen, controls)
+    complete = deployment_of(sixteen, controls)
     assert [resident_batches(setting.model, stages) for stages in (1, 2, 12)] == [2, 5, 25]
-    held = resident_batches(setting.model, len(whole.cost.stage_layers))
-    assert whole.limits.max_in_flight == held - 1
-    counted = setting.prompt_tokens_high(np.array([held * 14.0]))[0]
-    half_a_block_each = held * 14 * BLOCK / 2
-    assert whole.kv.num_blocks * BLOCK == pytest.approx(counted + half_a_block_each, abs=BLOCK)
+    resident = resident_batches(setting.model, len(complete.cost.stage_layers))
+    assert complete.limits.max_in_flight == resident - 1
+    counted = setting.prompt_tokens_high(np.array([resident * 14.0]))[0]
+    half_a_block_each = resident * 14 * BLOCK / 2
+    assert complete.kv.num_blocks * BLOCK == pytest.approx(counted + half_a_block_each, abs=BLOCK)
     rng, task = np.random.default_rng(2), setting.task
     prompt, output = (rng.choice(len(pmf), 20_000, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     steps = simulate(
         Workload(np.zeros(20_000), prompt, output, concurrency=concurrency_limit(sixteen, controls)),
-        whole,
+        complete,
         keep_steps=10**6,
     ).steps
-    held = steps.kv_blocks[steps.replica == 0] / whole.kv.num_blocks
-    assert 0.7 < np.quantile(held, 0.95) <= 1.0, "they are held, and there is no need of more"
+    in_use = steps.kv_blocks[steps.replica == 0] / complete.kv.num_blocks
+    assert 0.7 < np.quantile(in_use, 0.95) <= 1.0, "they are held, and there is no need of more"
 
 
 def test_what_cannot_be_played_is_refused(opt, opt_tables, summaries, four_a40):

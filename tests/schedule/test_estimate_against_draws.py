@@ -55,9 +55,9 @@ def test_rra_on_one_stage_comes_out_as_played(opt_estimator, opt_tables, summari
     rounds_s = prefill_s + decode_s.sum(axis=1)
     assert got.cycle_s[0] == pytest.approx(rounds_s.mean(), rel=0.01)
     phases, last = -(-ITERATIONS // steps), (ITERATIONS - 1) % steps + 1
-    begun = np.concatenate([[0.0], np.cumsum(rounds_s)])
-    end_s = begun[phases - 1 : -1] + prefill_s[phases - 1 :] + decode_s[phases - 1 :, :last].sum(axis=1)
-    latency_s = end_s - begun[: len(end_s)]
+    started = np.concatenate([[0.0], np.cumsum(rounds_s)])
+    end_s = started[phases - 1 : -1] + prefill_s[phases - 1 :] + decode_s[phases - 1 :, :last].sum(axis=1)
+    latency_s = end_s - started[: len(end_s)]
     assert got.latency_s[0] == pytest.approx(latency_s.mean(), rel=0.01)
     assert got.latency_high_s[0] == pytest.approx(np.quantile(latency_s, 0.99), rel=0.05)
     assert got.latency_high_s[0] >= np.quantile(latency_s, 0.99) * 0.99

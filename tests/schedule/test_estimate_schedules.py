@@ -85,7 +85,7 @@ def test_a_row_is_the_same_alone_and_among_others(opt_estimator):
 
 
 @pytest.mark.parametrize(("name", "values"), [("prefill_batch", range(4, 160, 4)), ("decode_steps", range(1, 64))])
-def test_rra_is_monotone_as_the_paper_says(opt_estimator, name, values):
+def test_rra_is_monotone_as_in_the_paper(opt_estimator, name, values):
     """More new requests: more throughput, more latency. Fewer decodes between prefills: the same."""
     base = Controls(R, 40, 8, tp=2, tp_groups=1)
     got = opt_estimator.estimate([replace(base, **{name: value}) for value in values])
@@ -103,29 +103,29 @@ def test_more_groups_shorten_the_latency(opt_estimator):
 
 def test_the_papers_completions_expect_more_throughput_from_smaller_batches(opt, four_a40, opt_tables, summaries):
     given = [Controls(R, 49, 7, tp=4, tp_groups=1)]
-    ours, paper = (
+    own, paper = (
         estimate(given, summaries, four_a40, opt, opt_tables, Assumptions(paper_completions=p)) for p in (False, True)
     )
-    assert paper.decode_batch[0] < ours.decode_batch[0]
-    assert paper.throughput_rps[0] > ours.throughput_rps[0]
+    assert paper.decode_batch[0] < own.decode_batch[0]
+    assert paper.throughput_rps[0] > own.throughput_rps[0]
 
 
 def test_adjustment_narrows_what_it_can_and_none_leaves_the_normal_range(opt, four_a40, opt_tables, summaries):
     given = [Controls(R, 50, 13, tp=4, tp_groups=1), Controls(C, 10, tp=2, tp_groups=2)]
-    free, held, fixed = (
+    free, limited, fixed = (
         estimate(given, summaries, four_a40, opt, opt_tables, Assumptions(threshold=t)) for t in (None, 0.05, 0.001)
     )
-    assert (held.prefill_range < free.prefill_range).all()
-    assert (held.latency_high_s < free.latency_high_s).all()
-    np.testing.assert_allclose(held.decode_range, free.decode_range, rtol=0.01)
+    assert (limited.prefill_range < free.prefill_range).all()
+    assert (limited.latency_high_s < free.latency_high_s).all()
+    np.testing.assert_allclose(limited.decode_range, free.decode_range, rtol=0.01)
     # Batches are of whole prompts: of ten nobody makes equal ones, of fifty nearly.
     assert fixed.prefill_range[0] < 0.02
-    assert 0.05 < fixed.prefill_range[1] < held.prefill_range[1] * 1.2
+    assert 0.05 < fixed.prefill_range[1] < limited.prefill_range[1] * 1.2
     sd = np.sqrt(summaries.prompt_variance) / summaries.mean_prompt_tokens
     assert free.prefill_range[0] == pytest.approx(2.326 * sd / np.sqrt(50), rel=0.1)
 
 
-def test_what_does_not_fit_says_why_and_yields_nothing(opt_estimator, four_a40):
+def test_a_schedule_that_does_not_fit_has_a_reason_and_yields_nothing(opt_estimator, four_a40):
     got = opt_estimator.estimate([Controls(R, 3000, 10), Controls(C, 4, tp=4, tp_groups=1), Controls(R, 4, 10)])
     assert got.reason.tolist() == [Reason.CACHE, Reason.GROUPS, Reason.FITS]
     assert got.throughput_rps[:2].tolist() == [0.0, 0.0]
@@ -173,20 +173,20 @@ def test_an_explanation_draws_what_was_estimated(opt_estimator, controls):
 
 @pytest.mark.parametrize("controls", [Controls(R, 3, 9, tp=2, tp_groups=1), Controls(C, 1, tp=2, tp_groups=2)])
 def test_an_explanation_has_prefills_as_large_as_a_threshold_makes_them(summaries, four_a40, opt, opt_tables, controls):
-    free, held = (
+    free, limited = (
         explain(Estimator(summaries, four_a40, opt, opt_tables, Assumptions(threshold=t)), controls, rounds=3)
         for t in (None, 0.1)
     )
-    drawn_as_estimated(held)
-    assert (held.prefill_s > 1.02 * free.prefill_s).all()  # a short prompt is joined by another
+    drawn_as_estimated(limited)
+    assert (limited.prefill_s > 1.02 * free.prefill_s).all()  # a short prompt is joined by another
 
 
 def drawn_as_estimated(got):
     assert got.estimates.reason[0] == Reason.FITS
     cycle_s, stages = got.estimates.cycle_s[0], got.layout.stages
-    begun = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.kind == "prefill" and v.micro_batch == 0)
-    assert begun[0] == 0.0
-    assert begun[2] - begun[1] == pytest.approx(cycle_s, rel=1e-6)
+    started = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.kind == "prefill" and v.micro_batch == 0)
+    assert started[0] == 0.0
+    assert started[2] - started[1] == pytest.approx(cycle_s, rel=1e-6)
     assert {v.stage for v in got.timeline} == set(range(len(stages)))
     assert got.estimates.prefill_s[0] >= got.prefill_s.sum() * (1 - 1e-9)
     if got.controls.strategy is not R:
@@ -200,7 +200,7 @@ def test_an_explanation_of_few_requests_has_the_cycle_that_is_stated(opt_estimat
     """Late in a phase a micro-batch holds a hundredth of a sequence: the same visits as the estimate's."""
     controls = Controls(R, batch, steps, tp=4 if groups else 1, tp_groups=groups)
     got = explain(opt_estimator, controls, rounds=2)
-    begun = [v.start_s for v in got.timeline if v.stage == 0 and v.kind == "prefill" and v.micro_batch == 0]
-    assert begun[1] - begun[0] == pytest.approx(got.estimates.cycle_s[0], rel=1e-6)
+    started = [v.start_s for v in got.timeline if v.stage == 0 and v.kind == "prefill" and v.micro_batch == 0]
+    assert started[1] - started[0] == pytest.approx(got.estimates.cycle_s[0], rel=1e-6)
     if groups:
         assert got.decode_s.sum() / steps == pytest.approx(got.estimates.decode_s[0], rel=1e-9)

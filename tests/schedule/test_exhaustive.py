@@ -39,15 +39,15 @@ def test_what_cannot_run_meets_no_bound():
 
 
 def test_points_come_as_values_in_the_order_given():
-    asked = []
+    sent = []
 
     def perf(points):
-        asked.extend(points.tolist())
+        sent.extend(points.tolist())
         return Perf(np.ones(len(points)), points[:, 0].astype(float))
 
     variables = [Variable("batch", (4, 8, 32)), Variable("steps", (1, 2), rising=False)]
     assert exhaustive(perf, variables, 2.0).best.point == (32, 2)
-    assert asked == [[4, 2], [4, 1], [8, 2], [8, 1], [32, 2], [32, 1]]
+    assert sent == [[4, 2], [4, 1], [8, 2], [8, 1], [32, 2], [32, 1]]
 
 
 def test_numbers_out_of_range_are_refused():

@@ -45,13 +45,13 @@ def test_a_frontier_rises(fronts):
             assert sooner.row.throughput_rps < later.row.throughput_rps
 
 
-def test_a_point_holds_what_it_says(planner, fronts):
+def test_a_point_meets_its_stated_latency(planner, fronts):
     for _, points in fronts:
         for point in points[:: max(1, len(points) // 5)]:
             assert point.constrained_latency_s == point.row.latency_high_s
 
 
-def test_at_its_end_a_frontier_has_all_there_is(planner, fronts):
+def test_the_end_of_a_frontier_is_the_unbounded_optimum(planner, fronts):
     for strategy, points in fronts:
         alone = Planner(planner.estimator, [1, 2, 4], [Strategy(strategy)])
         assert points[-1].row.throughput_rps == pytest.approx(alone.best().row.throughput_rps, rel=0.02)

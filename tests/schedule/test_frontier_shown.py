@@ -39,7 +39,7 @@ def min_s(planner):
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
-def test_near_the_least_latency_the_shown_curve_is_the_best_there_is(estimator, shown, strategy):
+def test_near_the_least_latency_the_shown_curve_is_optimal(estimator, shown, strategy):
     alone = Planner(estimator, DEGREES, [strategy])
     points, from_s = shown[strategy.value], min_s(alone)
     assert points[0].constrained_latency_s == pytest.approx(from_s)
@@ -53,8 +53,8 @@ def test_near_the_least_latency_the_shown_curve_is_the_best_there_is(estimator, 
 def test_at_the_bound_of_a_plan_the_shown_curves_have_what_the_plan_has(estimator, shown, times):
     bound_s = times * min(points[0].constrained_latency_s for points in shown.values())
     plan = build_plan(Planner(estimator, DEGREES), bound_s)
-    most_rps = max(had(points, bound_s) for _, points in plan.front)
-    assert most_rps == pytest.approx(plan.chosen.throughput_rps, rel=1e-8)
+    max_rps = max(had(points, bound_s) for _, points in plan.front)
+    assert max_rps == pytest.approx(plan.chosen.throughput_rps, rel=1e-8)
 
 
 def test_what_a_look_at_all_chooses_is_on_the_shown_curve(estimator, shown):
@@ -67,14 +67,14 @@ def test_nothing_is_left_out_at_bounds_that_were_searched_and_little_between_the
     planner = Planner(estimator, DEGREES, [Strategy.RRA])
     searched_s = explore(planner)[Strategy.RRA]
     ((_, shown),) = evaluated_fronts(planner, {Strategy.RRA: searched_s})
-    whole = non_dominated(planner.spaces)
-    assert len(whole) > MAX_POINTS >= len(shown)
+    complete = non_dominated(planner.spaces)
+    assert len(complete) > MAX_POINTS >= len(shown)
     for bound_s in searched_s:
-        assert had(shown, bound_s) == had(whole, bound_s)
-    for point in whole:
+        assert had(shown, bound_s) == had(complete, bound_s)
+    for point in complete:
         assert had(shown, point.constrained_latency_s) >= 0.97 * point.row.throughput_rps
 
 
-def test_thinned_steps_lack_no_more_than_they_say():
+def test_thinned_steps_lose_no_more_than_stated():
     """Throughputs by hand: from each one that is kept, the first beyond 1.5 times it, or the next to be kept."""
     assert growth_steps(np.array([1.0, 1.2, 1.5, 1.6, 2.0, 2.3, 2.6]), 1.5, {0, 1, 6}) == [0, 1, 4, 6]

@@ -57,23 +57,23 @@ def test_more_requests_leave_less_open(opt_estimator):
     assert (few.requests, many.requests, few.draws) == (100, 1600, 40)
 
 
-def test_the_interval_is_around_what_was_said(opt_estimator):
+def test_the_interval_contains_the_stated_value(opt_estimator):
     row, spread = spread_of(opt_estimator, 400)
     assert spread.throughput_rps[0] < row.throughput_rps < spread.throughput_rps[1]
     assert spread.latency_s[0] <= row.latency_s <= spread.latency_s[1]
 
 
 @pytest.mark.slow
-def test_it_holds_the_truth_as_often_as_it_says(opt_estimator):
+def test_the_interval_contains_the_truth_as_often_as_stated(opt_estimator):
     """95 % intervals over 60 samples of 300 requests: between 50 and 60 of them (0.999 of binomials, and bias)."""
-    truth, held = estimated(opt_estimator).throughput_rps, 0
+    truth, covered = estimated(opt_estimator).throughput_rps, 0
     for seed in range(60):
         _, spread = spread_of(opt_estimator, 300, seed, draws=100)
-        held += spread.throughput_rps[0] <= truth <= spread.throughput_rps[1]
-    assert held >= 50
+        covered += spread.throughput_rps[0] <= truth <= spread.throughput_rps[1]
+    assert covered >= 50
 
 
-def test_how_often_a_bound_is_held_goes_with_the_bound(opt_estimator):
+def test_how_often_a_bound_is_met_increases_with_the_bound(opt_estimator):
     said_s = spread_of(opt_estimator, 200)[0].latency_high_s
     shares = [spread_of(opt_estimator, 200, bound_s=by * said_s)[1].held_share for by in (0.5, 1.0, 1.1, 1.5)]
     assert shares[0] == 0.0 < shares[1] <= shares[2] <= shares[3] == 1.0

@@ -66,12 +66,12 @@ def test_so_it_does_for_an_encoder_decoder(t5_code, tp, groups, bound_s):
 
 
 @pytest.mark.parametrize("max_num_seqs", [64, 200, 500.5])
-def test_seats_hold_prefills_and_the_decode_batch(of_opt, max_num_seqs):
+def test_slots_cover_prefills_and_the_decode_batch(of_opt, max_num_seqs):
     found = is_the_best(of_opt("exegpt-g"), 2, 2, max_num_seqs=max_num_seqs)
     assert found.decode_batch > max_num_seqs / 2
 
 
-def test_where_nothing_has_seats_or_is_in_time_there_is_none(of_opt):
+def test_without_slots_or_time_there_is_no_schedule(of_opt):
     """RRA serves one request in one seat; WAA has one in each of its iterations."""
     code = of_opt("exegpt-g")
     phases, ever = (

@@ -24,21 +24,21 @@ def planner_of(estimator, gpus, strategies=tuple(Strategy)):
 
 def test_parts_have_what_so_many_clusters_of_their_own_have(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
-    whole = planner.best().row
-    found = best_parts(planner, math.inf, whole.throughput_rps)
+    complete = planner.best().row
+    found = best_parts(planner, math.inf, complete.throughput_rps)
     setting = opt_estimator.setting
     cluster = replace(setting.cluster, gpus=found.gpus)
     alone = best_schedule(setting.task, cluster, setting.model, tables={1: setting.tables[1]})
     assert (found.gpus, found.copies) == (1, 4)
     assert found.row == alone.row
-    assert found.throughput_rps == 4 * alone.row.throughput_rps > whole.throughput_rps * (1 + MIN_GAIN)
+    assert found.throughput_rps == 4 * alone.row.throughput_rps > complete.throughput_rps * (1 + MIN_GAIN)
     assert build_plan(planner).parts == found
 
 
-def test_no_parts_are_told_where_all_together_have_as_much(opt_estimator):
+def test_no_parts_are_reported_where_all_gpus_together_achieve_as_much(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
-    whole = planner.best(3.0).row
-    assert best_parts(planner, 3.0, whole.throughput_rps) is None
+    complete = planner.best(3.0).row
+    assert best_parts(planner, 3.0, complete.throughput_rps) is None
     assert best_parts(planner, 3.0) is not None
     assert best_parts(planner, math.inf, best_parts(planner).throughput_rps / (1 + MIN_GAIN / 2)) is None
 
@@ -48,18 +48,18 @@ def test_a_bound_that_only_fewer_gpus_meet_names_them(opt_estimator):
     planner, two = planner_of(opt_estimator, 3), planner_of(opt_estimator, 2)
     bound_s = 1.02 * min_s(two)
     assert bound_s < min_s(planner)
-    with pytest.raises(ScheduleError, match=r"Fewer GPUs meet it: 2 GPUs alone, with RRA, .*--gpus 2") as told:
+    with pytest.raises(ScheduleError, match=r"Fewer GPUs meet it: 2 GPUs alone, with RRA, .*--gpus 2") as reported:
         build_plan(planner, bound_s)
     words = two.best(bound_s).row.words
-    assert re.search(re.escape(words), str(told.value))
+    assert re.search(re.escape(words), str(reported.value))
 
 
 def test_what_no_part_meets_is_refused_as_it_is(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
-    with pytest.raises(ScheduleError) as told:
+    with pytest.raises(ScheduleError) as reported:
         build_plan(planner, 0.1)
-    assert "Fewer GPUs" not in str(told.value)
-    assert "lower quantile" in str(told.value)
+    assert "Fewer GPUs" not in str(reported.value)
+    assert "lower quantile" in str(reported.value)
 
 
 def test_a_split_has_no_parts_of_one_gpu_and_weights_must_fit(opt_estimator):
@@ -72,7 +72,7 @@ def test_a_split_has_no_parts_of_one_gpu_and_weights_must_fit(opt_estimator):
     assert best_parts(tight) is None
 
 
-def test_parts_lie_within_nodes_or_are_whole_nodes_that_use_up_all():
+def test_parts_lie_within_nodes_or_are_complete_nodes_that_use_up_all():
     assert part_sizes(4, 4) == [1, 2]
     assert part_sizes(7, 8) == [1, 2, 4]
     assert part_sizes(48, 8) == [1, 2, 4, 8, 16, 24]
@@ -80,6 +80,6 @@ def test_parts_lie_within_nodes_or_are_whole_nodes_that_use_up_all():
 
 
 def min_s(planner):
-    with pytest.raises(ScheduleError) as told:
+    with pytest.raises(ScheduleError) as reported:
         planner.best(0.01)
-    return float(re.search(r"Allow at least ([\d.]+) s", str(told.value))[1])
+    return float(re.search(r"Allow at least ([\d.]+) s", str(reported.value))[1])

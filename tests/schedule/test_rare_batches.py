@@ -13,23 +13,23 @@ from lengthwise.schedule._kernel import largest_excess, pace_factor, presence
 @pytest.mark.parametrize("each", [1.0, 3.0, 6.0, 100.0])
 def test_nothing_jumps_between_no_sequence_and_many(each, isolated):
     seqs = np.arange(0.001, min(each, 12.0), 0.001)
-    there, more = np.array([presence(one, each, isolated) for one in seqs.tolist()]).T
-    for values in (there, seqs * more):
+    present, more = np.array([presence(one, each, isolated) for one in seqs.tolist()]).T
+    for values in (present, seqs * more):
         assert np.abs(np.diff(values)).max() < 0.003
     if each > 12:
         assert presence(12.0, each, isolated) == (1.0, 1.0)
 
 
-def test_of_one_request_there_is_one_or_none():
+def test_one_expected_request_is_present_or_absent():
     assert presence(0.25, 1.0, False) == (0.25, 4.0)
     assert presence(0.25, 1.0, True) == (1.0, 4.0)
 
 
-def test_few_are_there_as_often_as_independent_requests_are():
+def test_few_requests_are_present_as_often_as_independent_ones():
     rng = np.random.default_rng(3)
     counts = rng.binomial(20, 0.1, 200_000)
-    there, more = presence(2.0, 20.0, False)
-    assert there == pytest.approx((counts > 0).mean(), rel=0.01)
+    present, more = presence(2.0, 20.0, False)
+    assert present == pytest.approx((counts > 0).mean(), rel=0.01)
     assert 2.0 * more == pytest.approx(counts[counts > 0].mean(), rel=0.01)
     seen = (counts**2).sum() / counts.sum()
     assert 2.0 * presence(2.0, 20.0, True)[1] == pytest.approx(seen, rel=0.01)
@@ -52,10 +52,10 @@ def test_an_iteration_lasts_as_long_as_the_way_of_its_largest_micro_batch():
         counts = rng.binomial(int(each), seqs / each, (100_000, 4))
         visits_s = np.where(counts > 0, 1.0 + 0.1 * counts, 0.0)
         drawn_s = np.maximum(visits_s.sum(axis=1), 4 * visits_s.max(axis=1)).mean()
-        there, more = presence(seqs, each, False)
+        present, more = presence(seqs, each, False)
         mean_s = 1.0 + 0.1 * seqs * more
         larger = largest_excess(seqs * more, 1.0 - seqs / each, 1.03)  # of four normal ones
-        times = pace_factor(there, 4, (mean_s + 0.1 * larger) / mean_s, mean_s, 4 * mean_s)
+        times = pace_factor(present, 4, (mean_s + 0.1 * larger) / mean_s, mean_s, 4 * mean_s)
         assert 4 * mean_s * times == pytest.approx(drawn_s, rel=0.04)
 
 

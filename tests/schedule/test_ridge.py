@@ -34,7 +34,7 @@ def test_where_nothing_meets_the_bound_there_is_no_batch(code):
     assert max_batches(side, np.array([(1, 0), (480, 0)]), 0.01).tolist() == [0, 0]
 
 
-def test_phases_that_are_tried_are_within_what_there_is():
+def test_tried_phase_lengths_are_within_range():
     tried = phase_lengths(50, 480)
     assert tried[0] == 1
     assert tried[-1] == 480

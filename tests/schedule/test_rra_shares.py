@@ -49,7 +49,7 @@ def test_the_papers_completions_by_hand():
     np.testing.assert_allclose(paper_completions(task, 3), [0.0, 0.25 + 0.75 / 2, 0.0])
 
 
-def test_outputs_of_one_length_fill_whole_phases():
+def test_outputs_of_one_length_fill_complete_phases():
     share = phase_loads(TaskLengths.fixed(100, 8), 3, 1)
     np.testing.assert_allclose(share.seqs, [3.0, 2.0, 2.0])
     np.testing.assert_allclose(share.kv_tokens, [3 * 100 + 1 + 4 + 7, 2 * 100 + 2 + 5, 2 * 100 + 3 + 6])

@@ -12,20 +12,20 @@ from lengthwise.schema.errors import ScheduleError
 BOUND_S = 1.4
 
 
-def told(estimator, strategies, bound_s):
+def reported(estimator, strategies, bound_s):
     planner = Planner(estimator, [1, 2, 4], strategies)
     return runnable(planner, planner.best(bound_s).row, bound_s)
 
 
 @pytest.mark.parametrize("strategy", [Strategy.WAA_C, Strategy.WAA_M])
 @pytest.mark.parametrize("bound_s", [4.0, 8.0, math.inf])
-def test_who_asks_for_a_split_is_told_no_phases(opt_estimator, strategy, bound_s):
-    got = told(opt_estimator, [strategy], bound_s)
+def test_a_requested_split_gets_no_phases(opt_estimator, strategy, bound_s):
+    got = reported(opt_estimator, [strategy], bound_s)
     assert got.row.strategy == strategy
     assert got.decode is not None
 
 
-def test_where_only_phases_meet_the_bound_they_are_named_and_not_told(opt_estimator):
+def test_where_only_phases_meet_the_bound_they_are_named_but_not_used(opt_estimator):
     chosen = Planner(opt_estimator, [1, 2, 4], [Strategy.WAA_C]).best().row
     both = Planner(opt_estimator, [1, 2, 4], [Strategy.RRA, Strategy.WAA_C])
     assert runnable(both, chosen, BOUND_S).row.strategy == Strategy.RRA

@@ -42,7 +42,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("seqs", "kv_tokens"), [(1, 7), (13, 4711), (64, 64 * 700), (900, 2**20)])
-def test_decodes_take_what_the_engine_says(three_stages, kind, seqs, kv_tokens):
+def test_decode_times_match_the_engine(three_stages, kind, seqs, kv_tokens):
     tables = KINDS[kind](three_stages)
     kv_tokens -= kv_tokens % seqs if kind.startswith("merged") else 0
     got = decode_visit_s(
@@ -54,7 +54,7 @@ def test_decodes_take_what_the_engine_says(three_stages, kind, seqs, kv_tokens):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("seqs", "prompt"), [(1, 1), (3, 300), (40, 511)])
-def test_prompts_of_one_length_take_what_the_engine_says(three_stages, kind, seqs, prompt):
+def test_times_of_equal_prompts_match_the_engine(three_stages, kind, seqs, prompt):
     tables = KINDS[kind](three_stages)
     task = TaskLengths.fixed(prompt, 10)
     got = prefill_visit_s(tables, task, seqs, tables.stage_layers, first=FIRST, last=LAST)
@@ -76,7 +76,7 @@ def test_attention_of_prompts_is_its_mean_and_not_that_of_a_mean_prompt(three_st
     assert got > 1.02 * float(prefill_visit_s(attention, TaskLengths.fixed(256, 1), 7, 40))
 
 
-def test_expected_amounts_between_whole_ones_take_a_time_between(three_stages, summaries):
+def test_fractional_expected_amounts_take_a_time_in_between(three_stages, summaries):
     low, middle, high = decode_visit_s(three_stages, summaries, [20, 20.5, 21], [6000, 6150, 6300], 10)
     assert low < middle < high
 

@@ -28,12 +28,12 @@ def steady_round(prefill_s, decode_s, parts, *, prefill_parts=None, finish_itera
     )
 
 
-def plain(prefill_s, decode_s, parts, prefill_parts, finish_iteration, scale, most_rounds=64, uniform=1e-10):
+def plain(prefill_s, decode_s, parts, prefill_parts, finish_iteration, scale, max_rounds=64, uniform=1e-10):
     """The recurrence over stages one by one, as it is written down."""
     visits = [prefill_s, *decode_s]
     free, ready = [0.0] * len(prefill_s), [0.0] * parts
     before, half, latency = None, 0.0, 0.0
-    for turn in range(most_rounds):
+    for turn in range(max_rounds):
         started, latency = [0.0] * prefill_parts, 0.0
         for column, seconds in enumerate(visits):
             for job in range(parts if column else prefill_parts):
@@ -49,9 +49,9 @@ def plain(prefill_s, decode_s, parts, prefill_parts, finish_iteration, scale, mo
         before = now
         if max(moved) - min(moved) <= uniform * max(moved):
             return max(moved), latency
-        if turn == most_rounds // 2 - 1:
+        if turn == max_rounds // 2 - 1:
             half = ready[0]
-    return (ready[0] - half) / (most_rounds // 2), latency
+    return (ready[0] - half) / (max_rounds // 2), latency
 
 
 @st.composite
@@ -86,9 +86,9 @@ def test_neighbours_that_take_the_same_time_may_be_taken_together(seed):
     prefill_s, parts = relative_speed * rng.uniform(1.0, 8.0, len(count)), int(rng.integers(1, 2 * count.sum() + 1))
     scale = rng.uniform(0.8, 1.2, parts)
     together = steady_round(prefill_s, decode_s, parts, count=count, scale=scale)
-    apart = steady_round(np.repeat(prefill_s, count), np.repeat(decode_s, count, axis=1), parts, scale=scale)
-    assert together[0] == pytest.approx(apart[0], rel=1e-9)
-    assert together[1] == pytest.approx(apart[1], rel=1e-9)
+    separate = steady_round(np.repeat(prefill_s, count), np.repeat(decode_s, count, axis=1), parts, scale=scale)
+    assert together[0] == pytest.approx(separate[0], rel=1e-9)
+    assert together[1] == pytest.approx(separate[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5])

@@ -24,7 +24,7 @@ def scaled(tables, factor):
     return {tp: replace(t, **{n: factor * getattr(t, n) for n in names}) for tp, t in tables.items()}
 
 
-def test_where_prefill_binds_decoding_keeps_its_own_pace(opt, four_a40, opt_tables):
+def test_where_prefill_binds_decoding_runs_at_its_own_pace(opt, four_a40, opt_tables):
     got = estimate([Controls(C, 4, tp=2, tp_groups=2)], FIXED, four_a40, opt, opt_tables)
     prefill_s = float(prefill_visit_s(opt_tables[2], FIXED, 4, 40, first=True, last=True))
     assert got.cycle_s[0] == pytest.approx(prefill_s)
@@ -116,8 +116,8 @@ def test_micro_batches_are_no_more_than_sequences(opt, four_a40, opt_tables):
     assert got.micro_batches.tolist() == [3]
 
 
-def test_a_decoder_only_model_is_held_twice_and_an_encoder_decoder_once(opt, four_a40):
-    def held(model, layout):
+def test_a_decoder_only_model_is_stored_twice_and_an_encoder_decoder_once(opt, four_a40):
+    def kv_bytes(model, layout):
         cluster = replace(four_a40, gpus=8)
         total = 0.0
         for side in {layout.prefill, layout.decode}:
@@ -128,12 +128,12 @@ def test_a_decoder_only_model_is_held_twice_and_an_encoder_decoder_once(opt, fou
         return total
 
     t5 = catalog.model("t5-11b")
-    assert held(opt, waa_layout(40, 8, 3)) == pytest.approx(2 * held(opt, rra_layout(40, 8)), rel=1e-12)
-    assert held(opt, rra_layout(40, 8)) == pytest.approx(
+    assert kv_bytes(opt, waa_layout(40, 8, 3)) == pytest.approx(2 * kv_bytes(opt, rra_layout(40, 8)), rel=1e-12)
+    assert kv_bytes(opt, rra_layout(40, 8)) == pytest.approx(
         catalog.weight_bytes(opt) + 2 * opt.vocab * opt.hidden, rel=1e-3
     )
-    assert held(t5, waa_layout(24, 8, 3)) == pytest.approx(held(t5, rra_layout(24, 8)), rel=0.01)
-    assert held(t5, waa_layout(24, 8, 3, 2, 3)) == pytest.approx(held(t5, rra_layout(24, 8)), rel=0.01)
+    assert kv_bytes(t5, waa_layout(24, 8, 3)) == pytest.approx(kv_bytes(t5, rra_layout(24, 8)), rel=0.01)
+    assert kv_bytes(t5, waa_layout(24, 8, 3, 2, 3)) == pytest.approx(kv_bytes(t5, rra_layout(24, 8)), rel=0.01)
 
 
 def test_waa_m_leaves_more_room_than_waa_c(opt_estimator):

@@ -24,7 +24,7 @@ def stream(rng, prompt_pmf, output_pmf, count):
     return np.column_stack([rng.choice(len(pmf), count, p=pmf) for pmf in pmfs]).tolist()
 
 
-def told(watcher, lengths, start=0):
+def reported(watcher, lengths, start=0):
     """The alarms over some requests."""
     answers = (watcher.observe(*pair, (start + at) / RATE) for at, pair in enumerate(lengths))
     return [alarm for alarm in answers if alarm is not None]
@@ -43,7 +43,7 @@ def test_a_bet_pays_one_in_the_mean():
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1])
-def test_known_lengths_that_stay_raise_no_more_alarms_than_said(rate):
+def test_known_lengths_that_stay_raise_no_more_alarms_than_stated(rate):
     streams, rng = 2000, np.random.default_rng(7)
     evidence, ever = Evidence((streams, 2)), np.zeros(streams, dtype=bool)
     for _ in range(500):
@@ -69,16 +69,16 @@ def alarmed(seed, known, after, requests):
     lengths = stream(rng, PLANNED.prompt_pmf, PLANNED.output_pmf, known + after)
     planned = TaskLengths.from_samples(*np.array(lengths[:known]).T)
     watch = Monitor(false_positive_rate=0.1, min_requests=1, seed=seed)
-    return bool(told(Watcher(planned, requests, watch), lengths[known:]))
+    return bool(reported(Watcher(planned, requests, watch), lengths[known:]))
 
 
-def test_counted_lengths_raise_no_more_alarms_than_said():
+def test_counted_lengths_raise_no_more_alarms_than_stated():
     streams = 60
     assert sum(alarmed(seed, 100, 250, 100) for seed in range(streams)) <= most(streams, 0.1)
 
 
 @pytest.mark.slow
-def test_counted_lengths_raise_no_more_alarms_than_said_over_a_thousand_streams():
+def test_counted_lengths_raise_no_more_alarms_than_stated_over_a_thousand_streams():
     streams = 1000
     assert sum(alarmed(seed, 100, 500, 100) for seed in range(streams)) <= most(streams, 0.1)
 
@@ -127,7 +127,7 @@ def test_a_plan_counted_over_requests_sees_moves_too():
 
 
 @pytest.mark.parametrize("side", ["prompts", "outputs"])
-def test_the_alarm_says_which_side_moved_since_when_and_to_what(side):
+def test_the_alarm_names_the_changed_side_its_start_and_the_new_lengths(side):
     alarm = seen_at(4, "mean", 0.3, side=side)
     assert alarm.sides == (side,)
     assert abs(alarm.started - 301) <= 40
@@ -136,11 +136,11 @@ def test_the_alarm_says_which_side_moved_since_when_and_to_what(side):
     assert alarm.evidence[side] >= 100
 
 
-def test_an_alarm_waits_for_the_requests_that_tell_the_new_lengths():
+def test_an_alarm_waits_for_enough_requests_with_the_new_lengths():
     rng = np.random.default_rng(2)
     longer = moved(PLANNED.output_pmf, "mean", 0.3, 1500)
     watcher = Watcher(PLANNED, None, Monitor(min_requests=400))
-    alarms = told(watcher, stream(rng, PLANNED.prompt_pmf, longer, 600))
+    alarms = reported(watcher, stream(rng, PLANNED.prompt_pmf, longer, 600))
     assert len(alarms[0].output_tokens) == 400
 
 
@@ -148,9 +148,9 @@ def test_after_an_alarm_the_new_lengths_are_the_usual_ones():
     rng = np.random.default_rng(3)
     longer = moved(PLANNED.output_pmf, "mean", 0.3, 1500)
     watcher = Watcher(PLANNED)
-    first = told(watcher, stream(rng, PLANNED.prompt_pmf, longer, 2000))
+    first = reported(watcher, stream(rng, PLANNED.prompt_pmf, longer, 2000))
     assert (len(first), watcher.alarms) == (1, 1)
-    again = told(watcher, stream(rng, PLANNED.prompt_pmf, PLANNED.output_pmf, 600), 2000)
+    again = reported(watcher, stream(rng, PLANNED.prompt_pmf, PLANNED.output_pmf, 600), 2000)
     assert len(again) == 1
     assert abs(again[0].started - 2001) <= 60
 
@@ -189,7 +189,7 @@ def test_neighbours_that_are_alike_raise_alarms_unless_few_are_tested():
         lengths = turns(np.random.default_rng(seed), 2000)
         planned = TaskLengths.from_samples(*np.array(lengths[:800]).T)
         watch = Monitor(false_positive_rate=0.1, min_requests=1, every=every, seed=seed)
-        alarms[every] += bool(told(Watcher(planned, 800, watch), lengths[800:]))
+        alarms[every] += bool(reported(Watcher(planned, 800, watch), lengths[800:]))
     assert alarms[8] <= most(12, 0.1) < alarms[1]
 
 
@@ -205,23 +205,23 @@ def test_ranks_of_few_tested_requests_are_even_from_the_first_on():
     assert kstest(ranks, "uniform").pvalue > 0.01
 
 
-def test_few_tested_requests_raise_no_more_alarms_than_said():
+def test_few_tested_requests_raise_no_more_alarms_than_stated():
     streams, alarms = 36, 0
     for seed in range(streams):
         rng = np.random.default_rng(seed)
         lengths = stream(rng, PLANNED.prompt_pmf, PLANNED.output_pmf, 2100)
         planned = TaskLengths.from_samples(*np.array(lengths[:100]).T)
         watch = Monitor(false_positive_rate=0.1, min_requests=1, every=10, seed=seed)
-        alarms += bool(told(Watcher(planned, 100, watch), lengths[100:]))
+        alarms += bool(reported(Watcher(planned, 100, watch), lengths[100:]))
     assert alarms <= most(streams, 0.1)
 
 
-def test_a_move_is_seen_among_few_tested_requests_and_told_by_all():
+def test_a_change_is_seen_among_few_tested_requests_and_reported_with_all():
     rng = np.random.default_rng(9)
     longer = moved(PLANNED.output_pmf, "mean", 0.3, 1500)
     lengths = stream(rng, *(PLANNED.prompt_pmf, PLANNED.output_pmf), 400)
     lengths += stream(rng, PLANNED.prompt_pmf, longer, 1200)
-    (alarm,) = told(Watcher(PLANNED, None, Monitor(min_requests=1, every=4)), lengths)
+    (alarm,) = reported(Watcher(PLANNED, None, Monitor(min_requests=1, every=4)), lengths)
     assert abs(alarm.started - 401) <= 160
     assert alarm.request % 4 == 0
     assert len(alarm.output_tokens) == alarm.request - alarm.started + 1
@@ -233,8 +233,8 @@ def test_a_side_that_is_not_watched_raises_no_alarm_and_is_not_known_better():
     rng = np.random.default_rng(11)
     prompts, outputs = (moved(pmf, "mean", 0.3, 1500) for pmf in (PLANNED.prompt_pmf, PLANNED.output_pmf))
     watcher = Watcher(PLANNED, None, Monitor(min_requests=1, sides=("outputs",)))
-    assert told(watcher, stream(rng, prompts, PLANNED.output_pmf, 600)) == []
-    (alarm,) = told(watcher, stream(rng, prompts, outputs, 400), 600)[:1]
+    assert reported(watcher, stream(rng, prompts, PLANNED.output_pmf, 600)) == []
+    (alarm,) = reported(watcher, stream(rng, prompts, outputs, 400), 600)[:1]
     assert alarm.sides == alarm.watched == tuple(alarm.evidence) == ("outputs",)
     after = lengths_since(PLANNED, alarm, 4096)
     assert after.prompt_pmf.tolist() == PLANNED.prompt_pmf.tolist()
@@ -242,7 +242,7 @@ def test_a_side_that_is_not_watched_raises_no_alarm_and_is_not_known_better():
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "states"),
     [
         ({"sides": ()}, "sides must be some of"),
         ({"sides": ("answers",)}, "sides must be some of"),
@@ -252,16 +252,16 @@ def test_a_side_that_is_not_watched_raises_no_alarm_and_is_not_known_better():
         ({"min_requests": 0}, "min_requests must be from 1"),
     ],
 )
-def test_a_watch_has_its_ranges(given, says):
-    with pytest.raises(InputError, match=says):
+def test_a_watch_has_its_ranges(given, states):
+    with pytest.raises(InputError, match=states):
         Monitor(**given)
 
 
 def test_what_cannot_be_a_request_is_refused():
     watcher = Watcher(PLANNED)
     watcher.observe(10, 10, 1.0)
-    for pair, says in (((0, 5), "prompts must be"), ((5, 2.5), "outputs must be")):
-        with pytest.raises(InputError, match=says):
+    for pair, states in (((0, 5), "prompts must be"), ((5, 2.5), "outputs must be")):
+        with pytest.raises(InputError, match=states):
             watcher.observe(*pair, 2.0)
     with pytest.raises(InputError, match="in order of time"):
         watcher.observe(5, 5, 0.5)

@@ -50,7 +50,7 @@ def test_a_full_disk_is_an_output_error_and_keeps_the_old_file(tmp_path: Path) -
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_mode_is_kept_and_links_are_followed(tmp_path: Path) -> None:
+def test_mode_is_preserved_and_links_are_followed(tmp_path: Path) -> None:
     target, link = tmp_path / "a.txt", tmp_path / "link"
     target.write_text("old")
     target.chmod(0o640)
@@ -70,7 +70,7 @@ def test_a_device_is_written_in_place() -> None:
     ("name", "message"),
     [("no/such/a.txt", "does not exist; create it"), ("", "is a folder"), ("f/a.txt", "f is a file, not a")],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, name: str, message: str) -> None:
+def test_the_error_names_the_problem(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "f").write_text("")
     with pytest.raises(OutputError, match=message):
         write_whole(tmp_path / name, b"")
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, name: str, message: str) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="no permission"):
         write_whole(tmp_path / "a.txt", b"")

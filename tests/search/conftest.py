@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-HERE = Path(__file__).parent
-for folder in (HERE, HERE.parent / "oracle", HERE.parent / "laws"):
+FOLDER = Path(__file__).parent
+for folder in (FOLDER, FOLDER.parent / "oracle", FOLDER.parent / "laws"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
@@ -30,6 +30,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(HERE)
+    folder = str(FOLDER)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))

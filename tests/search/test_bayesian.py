@@ -54,11 +54,11 @@ def points(axes):
 
 def waves(strategy, score):
     """All waves of a search, told in another order than they were asked for."""
-    asked = []
+    sent = []
     while wave := strategy.suggest():
-        asked.append(wave)
+        sent.append(wave)
         strategy.report([(settings, score(settings)) for settings in reversed(wave)])
-    return asked
+    return sent
 
 
 def flat(requested):
@@ -97,17 +97,17 @@ def test_a_few_trials_learn_what_is_infeasible_and_what_is_good():
     assert sum(abs(settings["x"] - 155) <= 20 for settings in later) > 27  # chance: 18
 
 
-def test_a_small_space_is_proposed_whole_and_nothing_twice():
-    asked = waves(Bayesian(SMALL, 100, seed=3, batch_size=4), lambda settings: settings["n"])
-    assert [len(wave) for wave in asked] == [4, 4, 1]
-    assert sorted(names(flat(asked))) == sorted(names(points(SMALL)))
+def test_a_small_space_is_proposed_completely_and_nothing_twice():
+    sent = waves(Bayesian(SMALL, 100, seed=3, batch_size=4), lambda settings: settings["n"])
+    assert [len(wave) for wave in sent] == [4, 4, 1]
+    assert sorted(names(flat(sent))) == sorted(names(points(SMALL)))
 
 
-def test_a_wave_whose_results_are_out_is_not_proposed_again():
+def test_a_wave_with_pending_results_is_not_proposed_again():
     strategy = Bayesian(SMALL, 100, seed=3, batch_size=4)
-    asked = [*strategy.suggest(), *strategy.suggest(), *strategy.suggest()]
-    assert len(set(names(asked))) == len(asked) == 9
-    strategy.report([(settings, None) for settings in asked])
+    sent = [*strategy.suggest(), *strategy.suggest(), *strategy.suggest()]
+    assert len(set(names(sent))) == len(sent) == 9
+    strategy.report([(settings, None) for settings in sent])
     assert strategy.suggest() == []
 
 
@@ -116,9 +116,9 @@ def test_alternatives_that_meet_are_tried_once():
     assert sorted(names(flat(waves(Bayesian(axes, 9, seed=0), lambda _: 1.0)))) == names([{"n": 1}, {"n": 2}, {"n": 3}])
 
 
-def test_no_more_trials_than_asked_for():
-    asked = waves(Bayesian(AXES, 19, seed=1, batch_size=8), toy_score)
-    assert [len(wave) for wave in asked] == [8, 8, 3]
+def test_no_more_trials_run_than_requested():
+    sent = waves(Bayesian(AXES, 19, seed=1, batch_size=8), toy_score)
+    assert [len(wave) for wave in sent] == [8, 8, 3]
 
 
 def test_the_same_seed_proposes_the_same_and_another_does_not():
@@ -140,7 +140,7 @@ def test_it_is_silent_and_leaves_the_settings_of_optuna(capfd):
     assert optuna.logging.get_verbosity() == before == logging.INFO
 
 
-def test_only_what_was_asked_for_can_be_told():
+def test_only_suggested_settings_can_be_reported():
     strategy = Bayesian(SMALL, 9, seed=0, batch_size=1)
     with pytest.raises(InputError, match="only suggested settings"):
         strategy.report([({"kind": "c"}, 1.0)])

@@ -68,7 +68,7 @@ def batches(draw):
     return Workload(np.zeros(n), prompt, output, predicted_tokens=output)
 
 
-def whole(workload, deployment):
+def complete(workload, deployment):
     """A run to its end, as a window."""
     records = engine.simulate(workload, deployment, keep_steps=0)
     return Window(deployment, records, None, -1.0, records.end_s)
@@ -76,7 +76,7 @@ def whole(workload, deployment):
 
 def check_batch(workload, deployment):
     """The requests take as long as the ceiling says, with limits on TBT that the run just holds, too."""
-    window = whole(workload, deployment)
+    window = complete(workload, deployment)
     achieved = len(workload) / window.end_s if window.end_s else 0.0
     assert achieved <= ceiling(deployment, workload).rate_rps
     for quantile in QUANTILES if window.gaps().total else ():
@@ -110,15 +110,15 @@ def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
 def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, metric, statistic):
     """Far apart, requests meet nobody: the least bound that their run holds must pass, half of it may not."""
     far = dataclasses.replace(workload, arrival_s=np.arange(len(workload)) * 1e5)
-    window = whole(far, deployment)
+    window = complete(far, deployment)
     served = window.records.requests.output_tokens > 0
     assume(served.all())
     assume(metric in ("ttft", "jct") or (workload.output_tokens > 1).any())
     low, high = 1e-6, 1e4
     while high > 1.001 * low:
         middle = (low * high) ** 0.5
-        held = SloLimits((Limit(f"{metric}.{statistic}", middle),)).usage(window)[f"{metric}.{statistic}"] <= 1
-        low, high = (low, middle) if held else (middle, high)
+        satisfied = SloLimits((Limit(f"{metric}.{statistic}", middle),)).usage(window)[f"{metric}.{statistic}"] <= 1
+        low, high = (low, middle) if satisfied else (middle, high)
     assert not ceiling(deployment, workload, [Limit(f"{metric}.{statistic}", high)]).impossible
     if low < 1e-5:
         return
@@ -132,16 +132,16 @@ def test_impossible_limits_are_found():
     """Half of what an idle deployment takes is told, and of gaps nine tenths."""
     one = built("llama-3-8b", "H100", 1, 1, EngineLimits(max_model_len=4096), "sarathi", None)
     workload = Workload(np.zeros(50), np.full(50, 3000), np.full(50, 10))
-    window = whole(dataclasses.replace(workload, arrival_s=np.arange(50) * 100.0), one)
+    window = complete(dataclasses.replace(workload, arrival_s=np.arange(50) * 100.0), one)
     for metric, share in (("ttft.p50", 0.5), ("jct.mean", 0.5), ("tbt.p99", 0.9), ("tpot.p90", 0.9)):
         low, high = 1e-5, 10.0
         while high > 1.001 * low:
             middle = (low * high) ** 0.5
-            held = SloLimits((Limit(metric, middle),)).usage(window)[metric] <= 1
-            low, high = (low, middle) if held else (middle, high)
-        told = ceiling(one, workload, [Limit(metric, share * low)]).impossible
-        assert list(told) == [metric], (metric, low)
-        assert "idle" in told[metric]
+            satisfied = SloLimits((Limit(metric, middle),)).usage(window)[metric] <= 1
+            low, high = (low, middle) if satisfied else (middle, high)
+        reported = ceiling(one, workload, [Limit(metric, share * low)]).impossible
+        assert list(reported) == [metric], (metric, low)
+        assert "idle" in reported[metric]
 
 
 def test_an_idle_deployment_without_decodes_breaks_no_limit_on_gaps():
@@ -157,7 +157,7 @@ def test_the_ceiling_is_reached_where_nothing_is_lost(batch, prompt, output):
     n = 50 * batch
     workload = Workload(np.zeros(n), np.full(n, prompt), np.full(n, output))
     top = ceiling(one, workload).rate_rps
-    assert 0.94 * top < n / whole(workload, one).end_s <= top
+    assert 0.94 * top < n / complete(workload, one).end_s <= top
 
 
 def test_refused_requests_cost_nothing():
@@ -168,10 +168,10 @@ def test_refused_requests_cost_nothing():
     mixed = Workload(np.zeros(100), prompt, np.full(100, 10))
     short = Workload(np.zeros(50), np.full(50, 100), np.full(50, 10))
     assert ceiling(one, mixed).rate_rps == pytest.approx(2 * ceiling(one, short).rate_rps)
-    assert ceiling(one, mixed).rate_rps > 100 / whole(mixed, one).end_s
+    assert ceiling(one, mixed).rate_rps > 100 / complete(mixed, one).end_s
 
 
-def test_where_nobody_fits_the_ceiling_is_no_limit():
+def test_where_no_request_fits_the_ceiling_is_no_limit():
     one = built("llama-3-8b", "H100", 1, 1, EngineLimits(max_model_len=512), "vllm_v1", None)
     workload = Workload(np.zeros(3), np.full(3, 600), np.full(3, 10))
     assert ceiling(one, workload, [Limit("ttft.p90", 1e-9)]).rate_rps == float("inf")

@@ -20,7 +20,7 @@ from lengthwise.search.store import from_dict, to_dict
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 ESTIMATES = st.builds(Estimate, NUMBERS, NUMBERS)
-VALUES = st.dictionaries(st.sampled_from(["ttft.p90", "tbt.p99", "goodput", "kv_utilization"]), ESTIMATES)
+VALUES = st.dictionaries(st.sampled_from(["ttft.p90", "tbt.p99", "within_slo", "kv_utilization"]), ESTIMATES)
 POINTS = st.builds(Point, NUMBERS, VALUES, st.booleans())
 SETTINGS = st.dictionaries(
     st.sampled_from(["deployment.tp", "engine.max_num_seqs", "scheduler.policy", "x"]),
@@ -68,7 +68,7 @@ def fixed(axes):
 
 @settings(max_examples=150)
 @given(AXES, st.lists(AXES, max_size=3))
-def test_a_space_gives_each_configuration_once_and_names_tell_them_apart(axes, any_of):
+def test_a_space_gives_each_configuration_once_with_distinct_names(axes, any_of):
     space = Space(fixed(axes), tuple(fixed(own) for own in any_of))
     many = list(space.candidates())
     assert len({settings_key(s) for s in many}) == len(many) <= len(space)
@@ -82,7 +82,7 @@ def test_a_space_gives_each_configuration_once_and_names_tell_them_apart(axes, a
     assert all(settings_[key] in values[key] for settings_ in many for key in settings_)
 
 
-def test_names_tell_apart_what_short_words_do_not():
+def test_names_distinguish_what_short_words_do_not():
     assert names_of([{"deployment.tp": 1, "x": 5}, {"deployment.tp": 2, "x": 5}]) == ["tp1", "tp2"]
     assert names_of([{"engine.x": 1}, {"slo.x": 1}]) == ["engine.x=1", "slo.x=1"]
     assert names_of([{"x": 1}, {"x": "1"}]) == ["x=1", 'x="1"']
@@ -124,7 +124,7 @@ def markets(draw):
 
 @settings(max_examples=300)
 @given(markets(), st.sampled_from([1.0, 2.5, 9.0]))
-def test_a_frontier_is_complete_and_nobody_on_it_is_beaten(choices, bound):
+def test_a_frontier_is_complete_and_no_point_on_it_is_dominated(choices, bound):
     limits = [TTFT, Limit("tbt.p99", bound)]
     seen = {
         (usd_per_thousand(c, p.rate_rps), p.value("ttft.p90"))
@@ -136,16 +136,16 @@ def test_a_frontier_is_complete_and_nobody_on_it_is_beaten(choices, bound):
     best = {
         (x, y) for x, y in seen if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in seen)
     }  # the naive rule
-    told = frontier(choices, "ttft.p90", limits)
-    assert {(t.cost_usd, t.latency_s) for t in told} == best
-    assert len(told) == len(best)
-    assert [t.cost_usd for t in told] == sorted(t.cost_usd for t in told)
+    reported = frontier(choices, "ttft.p90", limits)
+    assert {(t.cost_usd, t.latency_s) for t in reported} == best
+    assert len(reported) == len(best)
+    assert [t.cost_usd for t in reported] == sorted(t.cost_usd for t in reported)
 
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.0, 1.0, 2.0, math.nan])), max_size=6), st.booleans())
-def test_without_model_error_those_are_tied_whose_intervals_overlap(found, higher):
-    asked = question("requests_per_dollar" if higher else "energy")
+def test_without_model_error_choices_with_overlapping_intervals_are_tied(found, higher):
+    requested = question("requests_per_dollar" if higher else "energy")
     found.sort(key=lambda pair: -pair[0] if higher else pair[0])
     ranked = [replace(choice(i, 1.0, ()), objective=Estimate(v, h)) for i, (v, h) in enumerate(found)]
 
@@ -154,4 +154,4 @@ def test_without_model_error_those_are_tied_whose_intervals_overlap(found, highe
         return abs(a.value - b.value) <= sum(halves)
 
     for other in ranked:
-        assert separated(ranked[0], other, asked) != overlap(ranked[0].objective, other.objective)
+        assert separated(ranked[0], other, requested) != overlap(ranked[0].objective, other.objective)

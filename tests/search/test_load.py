@@ -41,7 +41,7 @@ def test_a_rate_only_stretches_time(seed, n, rate, other):
 
 @settings(max_examples=20)
 @given(st.permutations([(0, 10), (1, 10), (0, 4096), (0, 4097), (1, 5000)]))
-def test_what_was_asked_before_changes_nothing(requested):
+def test_earlier_calls_change_nothing(requested):
     load = Load(Chat())
     for seed, n in requested:
         assert same(load.at(seed, n, 2.0), Load(Chat()).at(seed, n, 2.0))
@@ -85,10 +85,10 @@ def test_threads_draw_once_and_get_the_same():
     for thread in threads:
         thread.join()
     assert sorted(drawn) == [(seed, SMALLEST_DRAW) for seed in range(3)]
-    assert all(same(a, b) for mine in got for a, b in zip(mine, got[0], strict=True))
+    assert all(same(a, b) for own in got for a, b in zip(own, got[0], strict=True))
 
 
-def test_a_batch_is_all_there_at_once():
+def test_a_batch_arrives_all_at_once():
     batch = Load(Chat()).batch(0, 77)
     assert len(batch) == 77
     assert not batch.arrival_s.any()
@@ -106,9 +106,9 @@ def test_all_columns_are_cut_alike_and_a_short_trace_gives_what_it_has():
     cut = Load(lambda _, n: columns(min(n, 50))).at(0, 20, 3.0)
     assert len(cut) == len(cut.predicted_tokens) == len(cut.priority) == len(cut.extra["session"]) == 20
     np.testing.assert_array_equal(cut.predicted_tokens, np.arange(20) + 0.5)
-    whole = Load(lambda _, n: columns(min(n, 50))).at(0, 9000, 3.0)
-    assert len(whole) == 50
-    assert 49 / whole.arrival_s[-1] == pytest.approx(3.0)
+    complete = Load(lambda _, n: columns(min(n, 50))).at(0, 9000, 3.0)
+    assert len(complete) == 50
+    assert 49 / complete.arrival_s[-1] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])

@@ -41,9 +41,9 @@ def test_common_errors_cancel_and_others_tie() -> None:
 
 
 def test_less_is_better_for_costs() -> None:
-    asked = question("cost_at_rate", rate_rps=1.0)
-    assert separated(drawn(90.0, "H100"), drawn(100.0, "H100"), asked)
-    assert not separated(drawn(90.0, "H100"), drawn(100.0, "A100"), asked)
+    requested = question("cost_at_rate", rate_rps=1.0)
+    assert separated(drawn(90.0, "H100"), drawn(100.0, "H100"), requested)
+    assert not separated(drawn(90.0, "H100"), drawn(100.0, "A100"), requested)
 
 
 def test_an_interval_may_be_infinite_and_moves_with_its_estimate() -> None:

@@ -42,14 +42,14 @@ def strain(requested, replicas, settings=None, seeds=8):
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
 @pytest.mark.parametrize("rate", [3.0, 45.0])
 def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
-    asked = question(name, rate_rps=rate, seeds=8)
-    for choice in ask(bench(asked), GPUS).choices:
+    sent = question(name, rate_rps=rate, seeds=8)
+    for choice in ask(bench(sent), GPUS).choices:
         tp = choice.settings["deployment.tp"]
         if choice.status is not Status.RANKED:
             continue
         replicas = choice.gpus // tp
-        assert strain(asked, replicas, choice.settings) <= 1
-        assert replicas == 1 or strain(asked, replicas - 1, choice.settings) > 1
+        assert strain(sent, replicas, choice.settings) <= 1
+        assert replicas == 1 or strain(sent, replicas - 1, choice.settings) > 1
         price = Build()(choice.settings).gpu.price_per_hour_usd * choice.gpus
         assert choice.price_per_hour_usd == pytest.approx(price)
         assert choice.objective.value == pytest.approx(choice.gpus if name == "fewest_gpus" else price)
@@ -61,8 +61,8 @@ def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
 def test_a_rate_just_beyond_what_two_replicas_hold_takes_three():
     one = Build()({"deployment.gpu": "H100"})
     two = replace(one, parallel=replace(one.parallel, replicas=2))
-    held = capacity(two, Load(Chat()), question().slo_limits, seeds=8).rate_rps
-    for rate, gpus in ((held.low * 0.98, 2), (held.high * 1.02, 3)):
+    capacity_rps = capacity(two, Load(Chat()), question().slo_limits, seeds=8).rate_rps
+    for rate, gpus in ((capacity_rps.low * 0.98, 2), (capacity_rps.high * 1.02, 3)):
         assert ask(bench(question("fewest_gpus", rate_rps=rate, seeds=8)), ONE).best.gpus == gpus
 
 
@@ -96,8 +96,8 @@ def test_more_rate_never_takes_fewer_gpus():
 
 def test_goodput_at_a_rate_is_the_share_of_good_requests():
     slo = Slo(ttft_s=0.2, tpot_s=0.02)
-    asked = question("goodput", Limit("queueing_delay.p99", 5.0), rate_rps=10.0, slo=slo)
-    plan = ask(bench(asked), GPUS)
+    sent = question("goodput", Limit("queueing_delay.p99", 5.0), rate_rps=10.0, slo=slo)
+    plan = ask(bench(sent), GPUS)
     load = Load(Chat())
     for choice in plan.choices:
         if choice.status is not Status.RANKED:
@@ -111,15 +111,15 @@ def test_goodput_at_a_rate_is_the_share_of_good_requests():
 
 
 def test_goodput_of_what_cannot_hold_the_rate_is_rejected():
-    asked = question("goodput", Limit("queueing_delay.p90", 1.0), rate_rps=500.0, slo=Slo(ttft_s=0.2))
-    [choice] = ask(bench(asked), ONE).choices
+    sent = question("goodput", Limit("queueing_delay.p90", 1.0), rate_rps=500.0, slo=Slo(ttft_s=0.2))
+    [choice] = ask(bench(sent), ONE).choices
     assert choice.status is Status.REJECTED
     assert choice.exclusion.region == "breaks queueing_delay.p90 at the rate"
 
 
 def test_a_makespan_is_the_end_of_the_batch():
-    asked = replace(question("makespan", requests=700, seeds=3), slo_limits=SloLimits(()))
-    plan = ask(bench(asked), GPUS)
+    sent = replace(question("makespan", requests=700, seeds=3), slo_limits=SloLimits(()))
+    plan = ask(bench(sent), GPUS)
     load = Load(Chat())
     for choice in plan.choices:
         if choice.status is not Status.RANKED:
@@ -137,29 +137,29 @@ def test_no_batch_is_done_before_its_bound_though_few_requests_differ_much_by_se
         assert plan.best.bounds.objective <= plan.best.objective.value
 
 
-def test_a_trace_of_fewer_requests_is_done_whole():
+def test_a_trace_of_fewer_requests_is_run_completely():
     """Its bound is of the requests that there are."""
-    asked = replace(question("makespan", requests=5000), slo_limits=SloLimits(()))
-    few = ask(bench(asked, lambda seed, n: Chat()(seed, min(n, 50))), ONE).best
+    sent = replace(question("makespan", requests=5000), slo_limits=SloLimits(()))
+    few = ask(bench(sent, lambda seed, n: Chat()(seed, min(n, 50))), ONE).best
     assert few.bounds.objective <= few.objective.value
     assert few.requests == (4 + 1) * 50
     assert few.at.rate_rps == pytest.approx(50 / few.objective.value)
 
 
-def test_a_batch_that_is_not_served_whole_is_rejected():
+def test_a_batch_that_is_not_served_completely_is_rejected():
     class Short(Build):
         def __call__(self, settings):
             return replace(super().__call__(settings), max_model_len=1000)
 
-    asked = replace(question("makespan", requests=200), slo_limits=SloLimits(()))
-    [choice] = ask(bench(asked, build=Short()), ONE).choices
+    sent = replace(question("makespan", requests=200), slo_limits=SloLimits(()))
+    [choice] = ask(bench(sent, build=Short()), ONE).choices
     assert choice.status is Status.REJECTED
     assert choice.exclusion.region == "does not serve all requests"
 
 
 def test_the_energy_of_an_output_token_is_power_over_tokens():
-    for asked in (question("energy"), question("energy", rate_rps=5.0)):
-        best = ask(bench(asked), GPUS).best
+    for sent in (question("energy"), question("energy", rate_rps=5.0)):
+        best = ask(bench(sent), GPUS).best
         values = best.at
         assert best.objective.value == pytest.approx(
             values.value("power_w") / values.value("output_tokens_per_s"), rel=0.02
@@ -168,17 +168,17 @@ def test_the_energy_of_an_output_token_is_power_over_tokens():
 
 
 def test_requests_per_dollar_are_capacity_over_price():
-    asked = question("requests_per_dollar")
-    choice = ask(bench(asked), ONE).best
-    again = capacity(Build()({}), Load(Chat()), asked.slo_limits, precision=asked.precision, seeds=asked.seeds)
+    sent = question("requests_per_dollar")
+    choice = ask(bench(sent), ONE).best
+    again = capacity(Build()({}), Load(Chat()), sent.slo_limits, precision=sent.precision, seeds=sent.seeds)
     assert choice.capacity_rps == again.rate_rps
     assert choice.objective.value == pytest.approx(again.rate_rps.value * 3600 / choice.price_per_hour_usd)
     assert choice.at.rate_rps == again.rate_rps.low
     rates = [point.rate_rps for point in choice.points]
     assert rates == sorted(rates)
     assert choice.at in choice.points
-    assert strain(replace(asked, rate_rps=choice.capacity_rps.low), 1) <= 1
-    assert strain(replace(asked, rate_rps=choice.capacity_rps.high * 1.05), 1) > 1
+    assert strain(replace(sent, rate_rps=choice.capacity_rps.low), 1) <= 1
+    assert strain(replace(sent, rate_rps=choice.capacity_rps.high * 1.05), 1) > 1
 
 
 def test_objectives_are_known_by_name():

@@ -37,7 +37,7 @@ def chores(worker_pool):
     return chores
 
 
-def test_every_task_is_done_once_and_told_with_its_place(worker_pool, chores):
+def test_every_task_is_done_once_and_reported_with_its_index(worker_pool, chores):
     for count in (0, 1, 100, 3):
         tasks = [at * 10 for at in range(count)]
         assert sorted(worker_pool.run(tasks, chores.picky)) == list(enumerate(tasks))
@@ -52,13 +52,13 @@ def test_an_error_is_raised_as_what_it_was_and_the_workers_stay(worker_pool, cho
 
 
 def test_the_work_is_loaded_once_a_process(worker_pool, chores):
-    told = [result for _, result in worker_pool.run(range(200), chores.Double())]
-    assert sorted(twice for twice, _, _ in told) == list(range(0, 400, 2))
-    assert {loads for _, _, loads in told} == {1}
-    assert os.getpid() not in {pid for _, pid, _ in told}
+    reported = [result for _, result in worker_pool.run(range(200), chores.Double())]
+    assert sorted(twice for twice, _, _ in reported) == list(range(0, 400, 2))
+    assert {loads for _, _, loads in reported} == {1}
+    assert os.getpid() not in {pid for _, pid, _ in reported}
 
 
-def test_who_stops_listening_can_ask_for_other_work(worker_pool, chores):
+def test_a_caller_that_stops_early_can_submit_other_work(worker_pool, chores):
     first = worker_pool.run(range(100, 200), chores.picky)
     assert len(list(islice(first, 3))) == 3
     first.close()
@@ -70,12 +70,12 @@ def test_a_task_whose_process_was_lost_is_done_again(worker_pool, chores, tmp_pa
     assert (tmp_path / "attempts").exists()
 
 
-def test_a_task_that_kills_every_process_is_told(worker_pool, chores):
+def test_a_task_that_kills_every_process_is_reported(worker_pool, chores):
     with pytest.raises(LengthwiseError, match="could not do a task in 4 attempts"):
         list(worker_pool.run([3], chores.dies))
 
 
-def test_what_a_node_cannot_import_is_told(worker_pool, chores):
+def test_a_task_that_a_node_cannot_import_is_reported(worker_pool, chores):
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
         list(worker_pool.run([1], chores.Nowhere()))
 
@@ -117,7 +117,7 @@ def test_a_script_hears_nothing_from_ray_and_sends_functions_of_its_own():
     assert in_a_new_process(code) == ("[(0, 4)]\nFalse", "")
 
 
-def test_an_address_where_nobody_answers_is_told():
+def test_an_unreachable_address_is_reported():
     code = (
         "from lengthwise.search.workers import ray\n"
         "from lengthwise.schema.errors import InputError\n"
@@ -126,8 +126,8 @@ def test_an_address_where_nobody_answers_is_told():
         "except InputError as error:\n"
         "    print(error)"
     )
-    told, noise = in_a_new_process(code)
-    assert told.startswith("no Ray cluster responds at '127.0.0.1:1'")
+    reported, noise = in_a_new_process(code)
+    assert reported.startswith("no Ray cluster responds at '127.0.0.1:1'")
     assert noise == ""
 
 

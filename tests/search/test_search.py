@@ -27,7 +27,7 @@ GAPS = (Limit("tbt.p99", 0.03), Limit("queueing_delay.p99", 1.0))
 STRICT = (Limit("ttft.p99", 0.25), Limit("tbt.p99", 0.05))
 
 
-def told(plan):
+def reported(plan):
     """All of a plan but what it took; NaN is no equal of itself."""
     return repr(replace(plan, effort=None))
 
@@ -38,70 +38,70 @@ def by_key(plan):
 
 def check_nothing_is_lost(requested, draw, top, space=SMALL):
     """The pruned search's best is among the best of all, and nobody that it left out is better."""
-    mine = ask(bench(requested, draw), space)
-    whole = ask(bench(requested, draw), space, Options(top, exhaustive=True, sensitivity=False))
-    assert whole.effort.pruned == 0
-    if whole.best is None:
-        assert mine.best is None
-        return mine, whole
-    assert mine.best.key in [choice.key for choice in whole.choices[: whole.tied]]
-    reached = mine.best.objective
-    for key, choice in by_key(mine).items():
-        full = by_key(whole)[key]
+    own = ask(bench(requested, draw), space)
+    complete = ask(bench(requested, draw), space, Options(top, exhaustive=True, sensitivity=False))
+    assert complete.effort.pruned == 0
+    if complete.best is None:
+        assert own.best is None
+        return own, complete
+    assert own.best.key in [choice.key for choice in complete.choices[: complete.tied]]
+    reached = own.best.objective
+    for key, choice in by_key(own).items():
+        full = by_key(complete)[key]
         if choice.status is Status.PRUNED and full.status in (Status.RANKED, Status.SCOUTED):
             half = full.objective.half_width if full.status is Status.RANKED else 0.0
             assert full.objective.value - half <= reached.value + reached.half_width
             assert choice.simulations or full.objective.value - half <= choice.bounds.objective, "a bound is no bound"
-    return mine, whole
+    return own, complete
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limits", [TIGHT, LOOSE, STRICT])
 def test_pruning_loses_nothing(limits):
-    mine, whole = check_nothing_is_lost(question("requests_per_dollar", *limits), Chat(), 3)
-    assert mine.effort.requests < whole.effort.requests
-    assert mine.effort.pruned > 0
+    own, complete = check_nothing_is_lost(question("requests_per_dollar", *limits), Chat(), 3)
+    assert own.effort.requests < complete.effort.requests
+    assert own.effort.pruned > 0
 
 
 @pytest.mark.slow  # minutes of searches of everything
 @pytest.mark.parametrize("lengths", [(800, 60), (200, 150), (1500, 20)])
 @pytest.mark.parametrize("limits", [TIGHT, LOOSE, GAPS, STRICT])
 def test_nor_on_other_workloads(limits, lengths):
-    draw, asked = Chat(*lengths, offset=lengths[0]), question("requests_per_dollar", *limits)
+    draw, posted = Chat(*lengths, offset=lengths[0]), question("requests_per_dollar", *limits)
     space = replace(SMALL, axes=SMALL.axes | {"deployment.model": ("llama-3-8b", "qwen2.5-14b")})
-    check_nothing_is_lost(asked, draw, 8, space)
+    check_nothing_is_lost(posted, draw, 8, space)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cost_at_rate", "energy"])
 def test_pruning_loses_nothing_where_less_is_better(name):
-    asked = question(name, TTFT, rate_rps=6.0)
-    mine = ask(bench(asked))
-    whole = ask(bench(asked), options=Options(6, exhaustive=True, sensitivity=False))
-    assert mine.best.objective.value <= whole.best.objective.value * (1 + 1e-9)
+    posted = question(name, TTFT, rate_rps=6.0)
+    own = ask(bench(posted))
+    complete = ask(bench(posted), options=Options(6, exhaustive=True, sensitivity=False))
+    assert own.best.objective.value <= complete.best.objective.value * (1 + 1e-9)
 
 
 @pytest.mark.slow
-def test_the_plan_is_the_same_whoever_works(sent):
-    asked = bench(question())
-    plans = [ask(asked, MIN_COUNT)]
+def test_the_plan_is_the_same_for_any_workers(sent):
+    posted = bench(question())
+    plans = [ask(posted, MIN_COUNT)]
     with workers.threads(2) as two:
-        plans.append(ask(asked, MIN_COUNT, worker_pool=two))
+        plans.append(ask(posted, MIN_COUNT, worker_pool=two))
     with workers.processes(2) as two:
-        plans.append(ask(asked, MIN_COUNT, worker_pool=two))
-    assert len({told(plan) for plan in plans}) == 1
+        plans.append(ask(posted, MIN_COUNT, worker_pool=two))
+    assert len({reported(plan) for plan in plans}) == 1
     assert len({(plan.effort.simulations, plan.effort.requests) for plan in plans}) == 1
 
 
 def test_a_store_gives_the_same_plan_and_simulates_nothing_again(tmp_path):
-    asked = bench(question())
+    posted = bench(question())
     with Store.open(tmp_path) as store:
-        first = ask(asked, MIN_COUNT, store=store, identity="a")
-        kept = len(store)
-        again = ask(asked, MIN_COUNT, store=store, identity="a")
-        assert told(again) == told(first)
+        first = ask(posted, MIN_COUNT, store=store, identity="a")
+        retained = len(store)
+        again = ask(posted, MIN_COUNT, store=store, identity="a")
+        assert reported(again) == reported(first)
         assert first.effort.reused == 0
-        assert again.effort.reused == kept == len(store)
+        assert again.effort.reused == retained == len(store)
         assert again.effort.simulations == first.effort.simulations, "what it took, whenever that was"
 
 
@@ -110,11 +110,11 @@ def test_a_store_of_another_question_is_not_read(tmp_path):
         ask(bench(question()), MIN_COUNT, store=store, identity="a")
         other = bench(question("requests_per_dollar", *TIGHT))
         assert ask(other, MIN_COUNT, store=store, identity="b").effort.reused == 0
-        assert told(ask(other, MIN_COUNT, store=store, identity="b")) == told(ask(other, MIN_COUNT))
+        assert reported(ask(other, MIN_COUNT, store=store, identity="b")) == reported(ask(other, MIN_COUNT))
 
 
-def test_what_was_kept_before_a_search_was_broken_off_is_used(tmp_path):
-    asked = bench(question())
+def test_results_stored_before_an_interrupted_search_are_used(tmp_path):
+    posted = bench(question())
 
     def stop(step, done, _):
         if step == "rank" and done:
@@ -122,12 +122,12 @@ def test_what_was_kept_before_a_search_was_broken_off_is_used(tmp_path):
 
     with Store.open(tmp_path) as store:
         with pytest.raises(KeyboardInterrupt):
-            ask(asked, MIN_COUNT, store=store, progress=stop)
-        kept = len(store)
-        assert kept > 4
-        plan = ask(asked, MIN_COUNT, store=store)
-        assert plan.effort.reused == kept
-        assert told(plan) == told(ask(asked, MIN_COUNT))
+            ask(posted, MIN_COUNT, store=store, progress=stop)
+        retained = len(store)
+        assert retained > 4
+        plan = ask(posted, MIN_COUNT, store=store)
+        assert plan.effort.reused == retained
+        assert reported(plan) == reported(ask(posted, MIN_COUNT))
 
 
 def test_choices_stand_in_order_and_add_up():
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_rejected_with_its_reason():
     assert plan.best.settings["deployment.gpu"] == "H100"
 
 
-def test_where_nothing_holds_there_is_no_best():
+def test_without_a_feasible_choice_there_is_no_best():
     plan = ask(bench(question("requests_per_dollar", Limit("ttft.p90", 1e-3))), MIN_COUNT)
     assert plan.best is None
     assert plan.effort.rejected == plan.effort.candidates
@@ -173,7 +173,7 @@ def test_where_nothing_holds_there_is_no_best():
     assert not any(plan.frontiers.values())
 
 
-def test_no_deployment_takes_more_gpus_than_there_are():
+def test_no_deployment_takes_more_gpus_than_available():
     space = Space({"deployment.tp": (1, 2, 4), "deployment.replicas": (1, 2, "fill")})
     plan = ask(bench(question(max_gpus=4)), space)
     for choice in plan.choices:
@@ -184,12 +184,12 @@ def test_no_deployment_takes_more_gpus_than_there_are():
     assert [c.exclusion.region for c in plan.choices if c.gpus > 4] == ["takes more than 4 GPUs"]
 
 
-def test_another_bound_of_a_limit_is_told_and_the_asked_one_gives_the_best():
+def test_other_bounds_of_a_limit_are_reported_and_the_requested_one_gives_the_best():
     plan = ask(bench(question()), MIN_COUNT, replace(THREE, sensitivity=True))
     bounds = [shift.bound for shift in plan.shifts]
     assert bounds == sorted(bounds)
-    asked = next(shift for shift in plan.shifts if shift.bound == TTFT.bound)
-    assert asked.objective == pytest.approx(plan.best.objective.value)
+    posted = next(shift for shift in plan.shifts if shift.bound == TTFT.bound)
+    assert posted.objective == pytest.approx(plan.best.objective.value)
     objectives = [shift.objective for shift in plan.shifts if not math.isnan(shift.objective)]
     assert objectives[0] <= objectives[-1]
     assert all(a <= 1.05 * b for a, b in itertools.pairwise(objectives))
@@ -199,17 +199,17 @@ def test_a_strategy_that_tries_everything_finds_the_best():
     pytest.importorskip("optuna")
     from lengthwise.search.strategy import Bayesian
 
-    asked, plans = bench(question()), []
+    posted, plans = bench(question()), []
     for jobs in (1, 2):
         strategy = Bayesian(MIN_COUNT.alternatives(), trials=9, seed=0, batch_size=3)
         with workers.threads(jobs) as worker_pool:
-            plans.append(ask(asked, MIN_COUNT, replace(THREE, strategy=strategy), worker_pool))
-    assert told(plans[0]) == told(plans[1])
+            plans.append(ask(posted, MIN_COUNT, replace(THREE, strategy=strategy), worker_pool))
+    assert reported(plans[0]) == reported(plans[1])
     assert plans[0].effort.candidates == len(MIN_COUNT)
-    assert plans[0].best.key == ask(asked, MIN_COUNT).best.key
+    assert plans[0].best.key == ask(posted, MIN_COUNT).best.key
 
 
-def test_questions_that_ask_for_too_little_are_refused():
+def test_underspecified_questions_are_refused():
     from lengthwise.schema.errors import InputError
 
     for name in ("cost_at_rate", "fewest_gpus", "goodput"):

@@ -75,15 +75,15 @@ def test_the_first_value_of_a_key_stays(tmp_path):
         assert len(store) == 1
 
 
-def test_a_killed_process_loses_nothing_that_it_was_told_is_stored(tmp_path):
+def test_a_killed_process_loses_nothing_that_was_confirmed_as_stored(tmp_path):
     chance = random.Random(5)
     before = 0
     for life in range(4):
-        told = killed_after(start(tmp_path, name=f"life{life}-"), chance.randrange(1, 600), chance.random() / 500)
+        reported = killed_after(start(tmp_path, name=f"life{life}-"), chance.randrange(1, 600), chance.random() / 500)
         with Store.open(tmp_path) as store:
-            assert {f"life{life}-{at}" for at in range(told)} <= set(stored_keys(store))
-            assert len(store) - before - told in {0, 1}  # the kill may fall between the put and its telling
-            assert store.get(f"life{life}-{told - 1}") == {"at": told - 1, "filler": "x" * 500}
+            assert {f"life{life}-{at}" for at in range(reported)} <= set(stored_keys(store))
+            assert len(store) - before - reported in {0, 1}  # the kill may fall between the put and its telling
+            assert store.get(f"life{life}-{reported - 1}") == {"at": reported - 1, "filler": "x" * 500}
             before = len(store)
 
 
@@ -111,7 +111,7 @@ def test_several_processes_open_and_append_at_once(tmp_path):
         assert len(store) == 800
 
 
-def test_a_full_disk_is_told_and_what_was_stored_before_is_there(tmp_path):
+def test_a_full_disk_is_reported_and_earlier_entries_survive(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )
@@ -137,20 +137,20 @@ def read_only():
     shutil.rmtree(folder)
 
 
-def test_a_read_only_folder_is_told(read_only):
+def test_a_read_only_folder_is_reported(read_only):
     with pytest.raises(OutputError, match="cannot store evaluations in"):
         Store.open(read_only)
     with pytest.raises(OutputError, match="cannot store evaluations in"):
         Store.open(read_only / "new")
 
 
-def test_a_file_in_the_place_of_the_folder_is_told(tmp_path):
+def test_a_file_in_place_of_the_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot store evaluations in"):
         Store.open(tmp_path / "file")
 
 
-def test_a_lock_that_stays_is_told(tmp_path, monkeypatch):
+def test_a_lasting_lock_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("lengthwise.search.store.TIMEOUT_S", 0.1)
     with Store.open(tmp_path) as store:
         blocker = sqlite3.connect(tmp_path / FILE, isolation_level=None)
@@ -168,14 +168,14 @@ def test_a_newer_format_is_not_touched(tmp_path):
         Store.open(tmp_path)
 
 
-def test_a_file_that_is_no_database_is_told_and_kept(tmp_path):
+def test_a_file_that_is_no_database_is_reported_and_unchanged(tmp_path):
     (tmp_path / FILE).write_text("these are not evaluations\n" * 99)
     with pytest.raises(InputError, match="is no store of evaluations"):
         Store.open(tmp_path)
     assert (tmp_path / FILE).read_text().startswith("these are not")
 
 
-def test_the_database_of_another_program_is_told_and_kept(tmp_path):
+def test_the_database_of_another_program_is_reported_and_unchanged(tmp_path):
     other = sqlite3.connect(tmp_path / FILE)
     other.execute("CREATE TABLE theirs (a)")
     other.close()
@@ -223,7 +223,7 @@ def test_a_float_counts_to_its_last_bit(number):
     assert content_key(number) != content_key(math.nextafter(number, math.inf if number < 0 else -math.inf))
 
 
-def test_what_looks_alike_is_told_apart():
+def test_similar_values_get_different_keys():
     alike = [math.nan, math.inf, -math.inf, "NaN", None, 0, 0.0, -0.0, False, "", [], {}, [[]], "0"]
     assert len({content_key(part) for part in alike}) == len(alike)
     assert content_key(1, 2) != content_key([1, 2])
@@ -236,7 +236,7 @@ def test_a_key_outlives_the_process():
 
 
 @pytest.mark.parametrize("part", [{1: 2}, [{"a": ({None: 1},)}], {1, 2}, b"a", object()])
-def test_what_json_cannot_say_is_refused(part):
+def test_values_that_json_cannot_represent_are_refused(part):
     with pytest.raises(TypeError):
         content_key(part)
 

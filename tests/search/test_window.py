@@ -30,12 +30,12 @@ def fields(columns):
 
 @LAW
 @given(workloads(), deployments())
-def test_the_beginning_is_exactly_the_beginning_of_the_whole(workload, deployment):
+def test_the_beginning_equals_the_beginning_of_the_complete_run(workload, deployment):
     assume(workload.concurrency is None and workload.arrival_s[-1] > 0 and not may_get_stuck(deployment))
     window = observe(workload, deployment, seed=3)
-    before, whole = window.before.requests, window.records.requests
+    before, complete = window.before.requests, window.records.requests
     for name in ("scheduled_s", "first_token_s", "finished_s"):
-        then, now = getattr(before, name), getattr(whole, name)
+        then, now = getattr(before, name), getattr(complete, name)
         known = ~np.isnan(then)
         np.testing.assert_array_equal(then[known], now[known])
         assert (now[~known & ~np.isnan(now)] >= window.start_s).all(), "the beginning has missed something"
@@ -82,7 +82,7 @@ def test_waits_are_of_arrivals_in_the_window_but_for_the_guard():
     assert np.isinf(waits[~started]).all()
 
 
-def test_who_still_waits_has_waited_until_the_end():
+def test_a_waiting_request_has_waited_until_the_end():
     window = observe(queue(every_s=0.5), ONE, 0)
     waited, waits = window.censored_waits_s("queueing_delay_s", 5.0), window.waits_s("queueing_delay_s", 5.0)
     served = np.isfinite(waits)
@@ -124,7 +124,7 @@ def test_starved_requests_break_every_limit_on_waits(metric, statistic):
     assert strained(idle, limit)[limit.metric] <= 1
 
 
-def test_a_mean_is_not_broken_by_one_who_still_waits():
+def test_a_mean_is_not_distorted_by_one_waiting_request():
     """At 60 % of its speed a server holds a mean wait that is far above its own, wherever the run ends."""
     rng = np.random.default_rng(0)
     n = 4000
@@ -154,7 +154,7 @@ def test_strains_fall_with_the_bound(workload, deployment, metric, statistic, bo
 
 @LAW
 @given(workloads(), deployments(), st.floats(1e-3, 1.0), st.floats(1e-3, 0.1), st.floats(1e-3, 3.0))
-def test_goodput_of_a_whole_run_is_that_of_the_metrics(workload, deployment, ttft_s, tpot_s, jct_s):
+def test_goodput_of_a_complete_run_is_that_of_the_metrics(workload, deployment, ttft_s, tpot_s, jct_s):
     from lengthwise import engine
 
     assume(workload.concurrency is None and not may_get_stuck(deployment))

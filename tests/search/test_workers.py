@@ -51,7 +51,7 @@ def is_alive(pid):
         return False
 
 
-def test_every_task_is_done_once_and_told_with_its_place(worker_pool, chores):
+def test_every_task_is_done_once_and_reported_with_its_index(worker_pool, chores):
     for count in (0, 1, 100, 3):
         tasks = [at * 10 for at in range(count)]
         assert sorted(worker_pool.run(tasks, chores.picky)) == list(enumerate(tasks))
@@ -65,15 +65,15 @@ def test_an_error_is_raised_as_what_it_was_and_the_workers_stay(worker_pool, cho
     assert sorted(worker_pool.run([1, 2], chores.picky)) == [(0, 1), (1, 2)]
 
 
-def test_what_was_done_before_an_error_is_told(chores):
+def test_results_before_an_error_are_reported(chores):
     for make in (workers.threads, workers.processes):
-        told = []
+        reported = []
         with make(1) as worker_pool, pytest.raises(UnknownNameError):
-            told.extend(result for _, result in worker_pool.run(range(100), chores.picky))
-        assert told == list(range(7))
+            reported.extend(result for _, result in worker_pool.run(range(100), chores.picky))
+        assert reported == list(range(7))
 
 
-def test_who_stops_listening_can_ask_for_other_work(worker_pool, chores):
+def test_a_caller_that_stops_early_can_submit_other_work(worker_pool, chores):
     first = worker_pool.run(range(100, 200), chores.picky)
     assert len(list(islice(first, 3))) == 3
     first.close()
@@ -81,16 +81,16 @@ def test_who_stops_listening_can_ask_for_other_work(worker_pool, chores):
 
 
 @pytest.mark.parametrize("make", [workers.threads, workers.processes])
-def test_there_must_be_somebody(make):
+def test_at_least_one_worker_is_required(make):
     with pytest.raises(InputError, match="1 worker or more, not 0"), make(0):
         pass
 
 
-def test_ctrl_c_is_heard_while_threads_work_and_no_other_task_is_begun():
-    begun, end = [], threading.Event()
+def test_ctrl_c_is_received_while_threads_work_and_no_other_task_is_started():
+    started, end = [], threading.Event()
 
     def interrupts(task):
-        begun.append(threading.current_thread())
+        started.append(threading.current_thread())
         if task == 0:
             os.kill(os.getpid(), signal.SIGINT)
         end.wait()
@@ -98,31 +98,31 @@ def test_ctrl_c_is_heard_while_threads_work_and_no_other_task_is_begun():
     with workers.threads(2) as worker_pool, pytest.raises(KeyboardInterrupt):
         list(worker_pool.run(range(9), interrupts))
     end.set()
-    for thread in begun:
+    for thread in started:
         thread.join()
-    assert 1 <= len(begun) <= 2
+    assert 1 <= len(started) <= 2
 
 
 def test_processes_load_the_work_once_and_keep_it(chores):
     work = chores.Double()
     with workers.processes(2) as worker_pool:
-        told = [result for _ in range(3) for _, result in worker_pool.run(range(50), work)]
-        pids = {pid for _, pid, _ in told}
+        reported = [result for _ in range(3) for _, result in worker_pool.run(range(50), work)]
+        pids = {pid for _, pid, _ in reported}
         assert os.getpid() not in pids
         assert len(pids) <= 2
-        assert {loads for _, _, loads in told} == {1}
+        assert {loads for _, _, loads in reported} == {1}
         assert {pid for _, (_, pid, _) in worker_pool.run(range(50), chores.Double())}.isdisjoint(pids)
     assert not any(map(is_alive, pids))
 
 
-def test_a_worker_that_is_killed_is_told_and_replaced(chores):
+def test_a_killed_worker_is_reported_and_replaced(chores):
     with workers.processes(2) as worker_pool:
         with pytest.raises(LengthwiseError, match=r"worker process .* killed \(signal 9\).* fewer jobs"):
             list(worker_pool.run(range(10), chores.dies))
         assert sorted(worker_pool.run([4, 5], chores.dies)) == [(0, 4), (1, 5)]
 
 
-def test_a_script_that_would_start_itself_again_is_told(tmp_path):
+def test_a_script_that_would_start_itself_again_is_reported(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from lengthwise.search.workers import processes\n"
@@ -134,7 +134,7 @@ def test_a_script_that_would_start_itself_again_is_told(tmp_path):
     assert "LengthwiseError: a worker process died (exit code 1); its output names the cause" in done.stderr
 
 
-def test_what_no_pickle_can_hold_is_told(chores):
+def test_unpicklable_values_are_reported(chores):
     with workers.processes(1) as worker_pool:
         with pytest.raises(AttributeError, match="secret"):
             list(worker_pool.run([0], chores.secret))
@@ -184,8 +184,8 @@ def test_a_process_counts_the_cpus_that_it_may_use():
         "import os; os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1]);"
         "from lengthwise.search.workers import available_cpus; print(available_cpus())"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout == "1\n"
+    reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert reported.stdout == "1\n"
 
 
 @given(st.integers(0, 3_000), st.integers(1, 64))

@@ -137,7 +137,7 @@ def test_what_is_broken_is_caught(broken, report):
 
 
 @pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
-def test_what_does_not_compile_or_says_something_else_is_caught():
+def test_uncompilable_policies_and_differing_results_are_caught():
     with pytest.raises(AssertionError, match="'by_text' must compile"):
         check_policy(by_text)
     assert "compiles" not in check_policy(by_text, compiled=False, count=1)
@@ -145,7 +145,7 @@ def test_what_does_not_compile_or_says_something_else_is_caught():
         check_policy(overflows)
 
 
-def test_checks_can_be_left_out_and_what_is_no_policy_is_said():
+def test_checks_can_be_skipped_and_a_non_policy_is_reported():
     passed = check_policy(odd_flags, skip=[n for n in POLICY_CHECKS if n != "deterministic"])
     assert passed == ["deterministic"]
     with pytest.raises(AssertionError, match="made by a decorator"):
@@ -156,7 +156,7 @@ def later_first(arrival_s):
     return -arrival_s
 
 
-def test_a_bound_that_is_not_kept_would_be_seen(monkeypatch):
+def test_a_violated_bound_would_be_detected(monkeypatch):
     """The engine is told of no bound, the check of one."""
     chosen = policy.rank(later_first)
     tried = _worlds.worlds(chosen, 6, 0)

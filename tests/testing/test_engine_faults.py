@@ -164,7 +164,7 @@ def no_time(data):
     return text, events[-1]["usage"]
 
 
-def test_health_fails_and_a_restart_begins_anew():
+def test_health_can_fail_and_a_restart_clears_the_engine():
     async def run():
         async with EngineServer(SPEC) as server, aiohttp.ClientSession() as session:
             for healthy, status in ((True, 200), (False, 503)):

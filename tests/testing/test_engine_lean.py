@@ -39,10 +39,10 @@ def ask(url, *bodies, path="/v1/chat/completions"):
     return asyncio.run(run())
 
 
-def test_whole_and_streamed(url):
+def test_both_response_forms_work(url):
     stream = {"stream": True, "max_tokens": 5, "stream_options": {"include_usage": True}, "return_token_ids": True}
-    (whole, streamed, again), _ = ask(url, {"max_tokens": 5}, stream, stream, path="/v1/completions")
-    assert json.loads(whole)["choices"][0]["text"]
+    (complete, streamed, again), _ = ask(url, {"max_tokens": 5}, stream, stream, path="/v1/completions")
+    assert json.loads(complete)["choices"][0]["text"]
     assert streamed == again
     events = [line.removeprefix("data: ") for line in streamed.split("\n\n") if line]
     assert events.pop() == "[DONE]"

@@ -83,10 +83,10 @@ def test_a_cut_anywhere_does_not_show():
     """Prompt ids and generated ids, asked for again, go on with the very same text and end."""
 
     async def test(session, server):
-        whole = (await ask(session, server, prompt="tell me <out:60>", max_tokens=200, return_token_ids=True))[1]
-        choice = whole["choices"][0]
+        complete = (await ask(session, server, prompt="tell me <out:60>", max_tokens=200, return_token_ids=True))[1]
+        choice = complete["choices"][0]
         prompt, ids = choice["prompt_token_ids"], choice["token_ids"]
-        assert len(ids) == whole["usage"]["completion_tokens"] == 60
+        assert len(ids) == complete["usage"]["completion_tokens"] == 60
         assert choice["finish_reason"] == "stop"
         for cut in range(1, 60):
             first = (await ask(session, server, prompt=prompt, max_tokens=cut))[1]["choices"][0]
@@ -115,7 +115,7 @@ def test_a_drawn_end_is_the_same_after_a_cut():
     served(test)
 
 
-def test_a_stream_tells_all_that_vllm_tells():
+def test_a_stream_contains_everything_that_vllm_sends():
     async def test(session, server):
         options = {"include_usage": True, "continuous_usage_stats": True}
         got = await events(
@@ -126,12 +126,12 @@ def test_a_stream_tells_all_that_vllm_tells():
         assert all("prompt_token_ids" not in c for c in choices[1:])
         ids = [i for c in choices for i in c["token_ids"]]
         assert len(ids) == 9
-        told = [e["usage"]["completion_tokens"] for e in got]
-        assert told == [*itertools.accumulate(len(c["token_ids"]) for c in choices), 9]
+        reported = [e["usage"]["completion_tokens"] for e in got]
+        assert reported == [*itertools.accumulate(len(c["token_ids"]) for c in choices), 9]
         assert got[-1]["choices"] == []
         assert choices[-1]["finish_reason"] == "length"
-        whole = (await ask(session, server, prompt="hi", max_tokens=9, ignore_eos=True))[1]["choices"][0]
-        assert "".join(c["text"] for c in choices) == whole["text"]
+        complete = (await ask(session, server, prompt="hi", max_tokens=9, ignore_eos=True))[1]["choices"][0]
+        assert "".join(c["text"] for c in choices) == complete["text"]
         assert server.log.entries[0].output_ids == ids
         assert server.log.entries[0].sent_tokens == 9
 
@@ -149,16 +149,16 @@ def test_chats_choices_stops_and_intervals():
             for i in range(2)
         ]
         assert texts[0] != texts[1]
-        whole = (await ask(session, server, path, messages=messages, model="toy", logprobs=True, n=2))[1]
-        assert [c["message"]["content"] for c in whole["choices"]] == texts
-        assert len(whole["choices"][0]["logprobs"]["content"]) == 30
+        complete = (await ask(session, server, path, messages=messages, model="toy", logprobs=True, n=2))[1]
+        assert [c["message"]["content"] for c in complete["choices"]] == texts
+        assert len(complete["choices"][0]["logprobs"]["content"]) == 30
         stop = texts[0][8:11]
         got = await events(session, server, path, messages=messages, stop=[stop])
         text = "".join(e["choices"][0]["delta"].get("content", "") for e in got)
         assert text == texts[0][: texts[0].index(stop)]
         assert got[-1]["choices"][0]["stop_reason"] == stop
-        begun = [*messages, {"role": "assistant", "content": texts[0][:4]}]
-        rest = (await ask(session, server, path, messages=begun, model="toy", continue_final_message=True))[1]
+        started = [*messages, {"role": "assistant", "content": texts[0][:4]}]
+        rest = (await ask(session, server, path, messages=started, model="toy", continue_final_message=True))[1]
         assert texts[0][:4] + rest["choices"][0]["message"]["content"] == texts[0]
         got = await events(session, server, prompt="x", max_tokens=21, ignore_eos=True, stream_interval=10)
         assert [len(e["choices"][0]["text"]) > 0 for e in got] == [True] * 3
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_refused_as_vllm_refuses():
     served(test)
 
 
-def test_a_full_queue_is_503_and_priority_goes_first():
+def test_a_full_queue_is_503_and_priority_is_scheduled_first():
     """The first takes the only seat until all others have come."""
     limits = Limits(max_num_seqs=1, max_num_queued_reqs=3, by_priority=True)
     spec = EngineSpec(limits=limits, steps=LinearSteps(0.002, 0, 0))
@@ -205,8 +205,8 @@ def test_a_full_queue_is_503_and_priority_goes_first():
         first = asyncio.create_task(one(0, tokens=8000))
         await entered(1)
         tasks = []
-        for told, header in ((5, {}), (4, {}), (9, {"X-Vllm-Priority": "-1"})):
-            tasks.append(asyncio.create_task(one(told, headers=header)))
+        for reported, header in ((5, {}), (4, {}), (9, {"X-Vllm-Priority": "-1"})):
+            tasks.append(asyncio.create_task(one(reported, headers=header)))
             await entered(1 + len(tasks))
         assert await one(0) == 503
         first.cancel()
@@ -262,7 +262,7 @@ def test_metrics_keys_and_aborts():
     served(test, spec)
 
 
-def test_what_it_did_is_what_the_engine_room_says():
+def test_the_emulated_engine_matches_the_simulator():
     """Arrivals as they came, simulated: equal engine times. Half of the clients see theirs within 50 ms of it."""
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=300)
     deployed = deploy("opt-125m", "A100-80GB", limits=limits, num_blocks=30)
@@ -303,7 +303,7 @@ def test_as_a_process():
         try:
             urls = json.loads(process.stdout.readline())["urls"]
 
-            async def talk():
+            async def exchange():
                 async with aiohttp.ClientSession() as session:
                     texts = []
                     for url in urls:
@@ -317,14 +317,14 @@ def test_as_a_process():
                         await session.post(f"{urls[0]}/v1/completions", json=body)
                     return texts
 
-            texts = asyncio.run(talk())
+            texts = asyncio.run(exchange())
             assert texts[0] == texts[1]
             assert process.wait(timeout=10) == 137
         finally:
             process.kill()
 
 
-def test_a_spec_says_what_is_wrong_with_it():
+def test_an_invalid_spec_is_reported_with_the_problem():
     with pytest.raises(InputError, match="speed must be above 0"):
         EngineSpec(speed=0)
     with pytest.raises(InputError, match="no kind of engine named 'vlm'"):

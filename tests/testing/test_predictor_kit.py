@@ -42,10 +42,10 @@ def test_own_members_pass(name):
 
 def unchecked(tokens):
     """A LengthDistribution that nobody has looked at."""
-    said = object.__new__(LengthDistribution)
-    object.__setattr__(said, "tokens", np.asarray(tokens, float))
-    object.__setattr__(said, "levels", LEVELS)
-    return said
+    stated = object.__new__(LengthDistribution)
+    object.__setattr__(stated, "tokens", np.asarray(tokens, float))
+    object.__setattr__(stated, "levels", LEVELS)
+    return stated
 
 
 class ReturnsNothing(BucketEcdf):
@@ -66,8 +66,8 @@ class Falling(BucketEcdf):
 class Moody(BucketEcdf):
     def predict(self, prompts, tokens_so_far=0):
         self.completion_request = getattr(self, "completion_request", 0) + 1
-        said = super().predict(prompts, tokens_so_far)
-        return LengthDistribution(said.tokens * (1 + self.completion_request / 100), said.levels)
+        stated = super().predict(prompts, tokens_so_far)
+        return LengthDistribution(stated.tokens * (1 + self.completion_request / 100), stated.levels)
 
 
 class Fickle(BucketEcdf):
@@ -84,25 +84,27 @@ class Sociable(BucketEcdf):
     """Moves every row towards the mean of its batch."""
 
     def predict(self, prompts, tokens_so_far=0):
-        said = super().predict(prompts, tokens_so_far)
-        return LengthDistribution(said.tokens + said.mean.mean() / 10 if len(said) else said.tokens, said.levels)
+        stated = super().predict(prompts, tokens_so_far)
+        return LengthDistribution(
+            stated.tokens + stated.mean.mean() / 10 if len(stated) else stated.tokens, stated.levels
+        )
 
 
 class InOrder(BucketEcdf):
     """Goes by the place in the batch."""
 
     def predict(self, prompts, tokens_so_far=0):
-        said = super().predict(prompts, tokens_so_far)
-        return LengthDistribution(said.tokens + np.arange(len(said))[:, None], said.levels)
+        stated = super().predict(prompts, tokens_so_far)
+        return LengthDistribution(stated.tokens + np.arange(len(stated))[:, None], stated.levels)
 
 
 class Counting(BucketEcdf):
     """Takes for longer what comes more than once."""
 
     def predict(self, prompts, tokens_so_far=0):
-        said = super().predict(prompts, tokens_so_far)
-        often = np.array([list(prompts.text).count(t) for t in prompts.text] if prompts.text else [1] * len(said))
-        return LengthDistribution(said.tokens * often.reshape(-1, 1), said.levels)
+        stated = super().predict(prompts, tokens_so_far)
+        often = np.array([list(prompts.text).count(t) for t in prompts.text] if prompts.text else [1] * len(stated))
+        return LengthDistribution(stated.tokens * often.reshape(-1, 1), stated.levels)
 
 
 class Careless(BucketEcdf):
@@ -114,10 +116,10 @@ class Careless(BucketEcdf):
 
 class Greedy(BucketEcdf):
     def predict(self, prompts, tokens_so_far=0):
-        said = super().predict(prompts, tokens_so_far)
+        stated = super().predict(prompts, tokens_so_far)
         if prompts.prompt_tokens is not None:
             prompts.prompt_tokens[:] = 0
-        return said
+        return stated
 
 
 class Deaf(BucketEcdf):
@@ -202,8 +204,8 @@ class Dull(Constant):
 
 class Jumps(BucketEcdf):
     def predict(self, prompts, tokens_so_far=0):
-        said = super().predict(prompts, tokens_so_far)
-        return LengthDistribution(said.tokens * (1 + np.any(np.asarray(tokens_so_far) > 0)), said.levels)
+        stated = super().predict(prompts, tokens_so_far)
+        return LengthDistribution(stated.tokens * (1 + np.any(np.asarray(tokens_so_far) > 0)), stated.levels)
 
 
 BROKEN = [
@@ -266,6 +268,6 @@ def test_the_package_does_not_need_the_kit():
     assert done.stdout.strip() == "False"
 
 
-def test_an_instance_is_told_to_be_a_class():
+def test_an_instance_is_refused_in_favour_of_its_class():
     with pytest.raises(AssertionError, match="pass the class BucketEcdf"):
         check_predictor(BucketEcdf())

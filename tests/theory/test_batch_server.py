@@ -97,7 +97,7 @@ def test_one_run_has_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "says"),
+    ("columns", "options", "states"),
     [
         (([0, 1], [1], [0, 0]), {}, "one length"),
         (([1, 0], [1, 1], [0, 0]), {}, "must not decrease"),
@@ -111,6 +111,6 @@ def test_one_run_has_no_interval():
         (([0, 1], [1, 1], [0, 0]), {"max_wait_s": math.nan}, "max_wait_s"),
     ],
 )
-def test_bad_input_is_named(columns, options, says):
-    with pytest.raises(InputError, match=says):
+def test_bad_input_is_named(columns, options, states):
+    with pytest.raises(InputError, match=states):
         theory.serve(*columns, **({"batch": 2, "num_bins": 1} | options))

@@ -29,8 +29,8 @@ def monte_carlo_batch_s(times, cuts, batch, confusion=None, n=400_000):
     total = 0.0
     for b in range(len(cuts) + 1):
         members = drawn[put == b]
-        whole = members[: len(members) // batch * batch].reshape(-1, batch)
-        total += len(members) / n * (whole.max(axis=1).mean() if len(whole) else 0.0)
+        complete = members[: len(members) // batch * batch].reshape(-1, batch)
+        total += len(members) / n * (complete.max(axis=1).mean() if len(complete) else 0.0)
     return total
 
 
@@ -149,13 +149,13 @@ def test_figure_1b():
     """Times 1, 5, 2, 6 and batches of two: 11 s as they come, 8 s with a bin for 1 to 3 s and one for 4 to 6."""
     times = [1.0, 5.0, 2.0, 6.0]
     together = theory.serve(np.zeros(4), times, [0] * 4, batch=2, num_bins=1)
-    apart = theory.serve(np.zeros(4), times, theory.bin_of(times, [3.0]), batch=2, num_bins=2)
+    separate = theory.serve(np.zeros(4), times, theory.bin_of(times, [3.0]), batch=2, num_bins=2)
     assert together.end_s.max() == 11
-    assert apart.end_s.max() == 8
+    assert separate.end_s.max() == 8
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "states"),
     [
         (lambda: theory.UniformTimes(5, 5), "low < high"),
         (lambda: theory.UniformTimes(9, 5), "low < high"),
@@ -181,8 +181,8 @@ def test_figure_1b():
         (lambda: theory.multibin_study(UNIFORM, 8, [2], rule="best"), "optimal, equal, learned"),
     ],
 )
-def test_bad_input_is_named(call, says):
-    with pytest.raises(InputError, match=says):
+def test_bad_input_is_named(call, states):
+    with pytest.raises(InputError, match=states):
         call()
 
 

@@ -122,16 +122,16 @@ def test_a_reversed_order_is_worse_than_none():
 
 
 def test_errors_cost_and_are_reproducible():
-    kept = theory.queue_study(EXPONENTIAL, [0.9]).retained[0.9]
-    assert kept[0] == pytest.approx(1, abs=1e-3)
-    assert (np.diff(kept) < 0).all()
+    saved = theory.queue_study(EXPONENTIAL, [0.9]).retained[0.9]
+    assert saved[0] == pytest.approx(1, abs=1e-3)
+    assert (np.diff(saved) < 0).all()
     first, second = (theory.with_error(EXPONENTIAL, 1.0, np.random.default_rng(5)) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert first[0].mean() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "states"),
     [
         (lambda: theory.fcfs(EXPONENTIAL, 1.0), "between 0 and 1"),
         (lambda: theory.srpt(EXPONENTIAL, -1.0), "between 0 and 1"),
@@ -144,6 +144,6 @@ def test_errors_cost_and_are_reproducible():
         (lambda: theory.with_error(EXPONENTIAL, -1, np.random.default_rng()), "sigma"),
     ],
 )
-def test_bad_input_is_named(call, says):
-    with pytest.raises(InputError, match=says):
+def test_bad_input_is_named(call, states):
+    with pytest.raises(InputError, match=states):
         call()

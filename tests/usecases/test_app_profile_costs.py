@@ -16,7 +16,7 @@ from app_profile_world import GPU, launcher, space
 from lengthwise import measure
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.schema.app import ModelPlan
-from lengthwise.usecases.app_profile_cost import (
+from lengthwise.usecases.app_profile_measurement import (
     _bench,
     _loads,
     calibrate_replica,
@@ -42,9 +42,9 @@ def test_loads_have_lengths_of_the_sample_within_what_the_model_takes(max_num_se
     pairs = set(zip(*(column.tolist() for column in LENGTHS), strict=True))
     for load in loads:
         assert (load.prompt_tokens + load.output_tokens <= 40).all()
-        whole = load.prompt_tokens + load.output_tokens < 40
-        mine = zip(load.prompt_tokens[whole].tolist(), load.output_tokens[whole].tolist(), strict=True)
-        assert set(mine) <= pairs
+        complete = load.prompt_tokens + load.output_tokens < 40
+        own = zip(load.prompt_tokens[complete].tolist(), load.output_tokens[complete].tolist(), strict=True)
+        assert set(own) <= pairs
         assert load.output_tokens.min() >= 2
     assert sum(len(load) for load in loads) >= 100
     again = list(_loads(max_num_seqs, LENGTHS, 40, seed=3))
@@ -69,11 +69,11 @@ def test_a_load_is_sent_again_while_the_client_is_disturbed(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_calibration_finds_an_engine_that_is_far_slower_than_its_roofline(tmp_path):
     """Each step of the emulated engine takes 10 ms, where the roofline of so small a model has less than one."""
-    mine, plan = launcher(tmp_path, more="--fixed-s 0.01"), ModelPlan(0, GPU)
-    found, requests = calibrate_replica(mine, plan, (0,), space().deployment(plan), LENGTHS)
+    own, plan = launcher(tmp_path, more="--fixed-s 0.01"), ModelPlan(0, GPU)
+    found, requests = calibrate_replica(own, plan, (0,), space().deployment(plan), LENGTHS)
     require_improvement(found)
     before, after = jct_errors(found)
     assert after < before / 3
     assert before > 0.5
     assert requests >= 100
-    assert not mine._running
+    assert not own._running

@@ -90,31 +90,31 @@ def test_an_engine_that_does_not_wake_is_an_error_and_is_stopped():
 
 def test_real_processes_are_started_put_to_sleep_woken_and_stopped(tmp_path):
     clock = itertools.count().__next__
-    mine = launcher(tmp_path)
-    found = switch_seconds(mine, ModelPlan(0, GPU), (0,), times=2, now_s=clock)
+    own = launcher(tmp_path)
+    found = switch_seconds(own, ModelPlan(0, GPU), (0,), times=2, now_s=clock)
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 2)
-    assert not mine._running
+    assert not own._running
     assert len(list((tmp_path / "logs").iterdir())) == 2
     num_running = switch_seconds(launcher(tmp_path, sleeps=False), ModelPlan(1, GPU), (0,), times=1, now_s=clock)
     assert num_running["wake_s"] == ()
 
 
-def test_an_engine_that_does_not_start_says_why(tmp_path):
+def test_an_engine_that_does_not_start_reports_the_reason(tmp_path):
     broken = "python3 -c 'import sys; sys.exit(\"no such weights\")' {port}"
-    mine = LocalLauncher([EngineConfig("writer", command=broken)], tmp_path / "logs")
+    own = LocalLauncher([EngineConfig("writer", command=broken)], tmp_path / "logs")
     with pytest.raises(EngineError, match="no such weights"):
-        switch_seconds(mine, ModelPlan(0, GPU), (0,), times=1, now_s=itertools.count().__next__)
+        switch_seconds(own, ModelPlan(0, GPU), (0,), times=1, now_s=itertools.count().__next__)
 
 
-def test_a_sample_is_asked_once_and_says_the_same_when_gone_on_with(tmp_path):
+def test_a_sample_runs_once_and_returns_the_same_when_resumed(tmp_path):
     found = []
     for _ in range(2):
-        ended, said = run_sample(app(), ROWS, space(), launcher(tmp_path), tmp_path / "sample")
-        assert ended.exit_code == 0
-        found.append(said)
+        finished, message = run_sample(app(), ROWS, space(), launcher(tmp_path), tmp_path / "sample")
+        assert finished.exit_code == 0
+        found.append(message)
     assert found[0] == found[1]
-    assert ended.resumed
-    assert not ended.engines, "nothing was left to ask"
+    assert finished.resumed
+    assert not finished.engines, "nothing was left to ask"
     for name, call in (("writer", "draft"), ("judge", "decision")):
         assert [(one.call, one.row) for one in found[0][name]] == [(call, row) for row in range(len(ROWS))]
         assert all(1 <= one.output_tokens <= 24 for one in found[0][name])
@@ -140,8 +140,8 @@ def test_a_sample_of_rows_has_each_at_most_once_in_order(count, most, seed):
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 60))
 def test_under_one_limit_the_estimate_is_what_was_seen(lengths, limit):
-    whole = np.array(lengths)
-    tokens, cut = np.minimum(whole, limit), whole >= limit
+    complete = np.array(lengths)
+    tokens, cut = np.minimum(complete, limit), complete >= limit
     found = uncensored(tokens, cut)
     seen, counts = np.unique(tokens, return_counts=True)
     assert list(found.tokens) == seen.tolist()
@@ -161,22 +161,22 @@ def test_the_estimate_is_a_distribution_never_shorter_than_what_was_seen(outputs
 def test_lengths_behind_different_limits_are_found_again():
     """Half of the calls stop at 40 tokens, half at 400: cut ones tell that outputs are longer, not how long."""
     rng = np.random.default_rng(0)
-    whole = rng.geometric(1 / 80, 40_000)
-    limit = np.where(rng.random(len(whole)) < 0.5, 40, 400)
-    tokens, cut = np.minimum(whole, limit), whole > limit
+    complete = rng.geometric(1 / 80, 40_000)
+    limit = np.where(rng.random(len(complete)) < 0.5, 40, 400)
+    tokens, cut = np.minimum(complete, limit), complete > limit
     found = uncensored(tokens, cut)
     drawn = found.quantile((np.arange(40_000) + 0.5) / 40_000)
-    assert drawn.mean() == pytest.approx(np.minimum(whole, 400).mean(), rel=0.02)
+    assert drawn.mean() == pytest.approx(np.minimum(complete, 400).mean(), rel=0.02)
     assert tokens.mean() < 0.75 * drawn.mean()
 
 
 def test_lengths_are_read_as_they_were_written_and_bad_files_are_named(tmp_path):
-    _, said = run_sample(app(), ROWS, space(), launcher(tmp_path), tmp_path / "sample")
+    _, message = run_sample(app(), ROWS, space(), launcher(tmp_path), tmp_path / "sample")
     path = tmp_path / "lengths.csv"
-    write_outputs(path, said["writer"])
+    write_outputs(path, message["writer"])
     assert path.read_text().splitlines()[0] == "call,row,prompt_tokens,output_tokens,finish_reason"
     assert np.average(read_lengths(path).tokens, weights=read_lengths(path).weights) == pytest.approx(
-        np.mean([one.output_tokens for one in said["writer"]])
+        np.mean([one.output_tokens for one in message["writer"]])
     )
     path.write_text("call,tokens\nx,3\n")
     with pytest.raises(InputError, match=r"lengths\.csv must be a CSV with the columns call, row, prompt_tokens"):

@@ -34,9 +34,9 @@ def what(tmp_path, **changes):
 
 def measured(one, folder, options=FEW):
     """(profile, what was said meanwhile); a tick a look at the clock."""
-    told = []
-    found = profile_app(one, folder, options, report=told.append, now_s=itertools.count().__next__)
-    return found, told
+    reported = []
+    found = profile_app(one, folder, options, report=reported.append, now_s=itertools.count().__next__)
+    return found, reported
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def first(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_profile_holds_switches_and_lengths_of_every_model(first):
-    folder, found, told = first
+    folder, found, reported = first
     assert found.notes == []
     for name in ("writer", "judge"):
         row = found.profile.switch(name, (GPU, 1, 1))
@@ -60,16 +60,16 @@ def test_a_profile_holds_switches_and_lengths_of_every_model(first):
         assert length.mean_tokens == np.mean([int(line.split(",")[3]) for line in lines[1:]])
     assert read_profile(folder / "out") == found.profile
     assert set(switch_times(folder / "out")) == {(name, GPU, 1, 1, how) for name in ("writer", "judge") for how in HOWS}
-    assert "writer: started and stopped 2 of 2 times on A100-80GB, tp=1" in told
-    assert "running 4 of 6 rows for their output lengths" in told
+    assert "writer: started and stopped 2 of 2 times on A100-80GB, tp=1" in reported
+    assert "running 4 of 6 rows for their output lengths" in reported
 
 
-def test_what_is_there_is_not_measured_again_unless_it_changed(first, tmp_path):
+def test_existing_measurements_are_not_repeated_unless_something_changed(first, tmp_path):
     folder, found, _ = first
-    again, told = measured(what(folder), folder / "out")
+    again, reported = measured(what(folder), folder / "out")
     assert (again.profile, again.notes) == (found.profile, found.notes)
-    assert len(told) == 3
-    assert all(line.endswith("already measured") for line in told)
+    assert len(reported) == 3
+    assert all(line.endswith("already measured") for line in reported)
 
 
 @pytest.mark.slow
@@ -84,23 +84,23 @@ def test_a_profile_that_was_killed_goes_on_where_it_was(tmp_path):
     with pytest.raises(Killed):
         profile_app(what(tmp_path), tmp_path / "out", FEW, report=dies)
     assert [one.model for one in read_profile(tmp_path / "out").switches] == ["writer"]
-    found, told = measured(what(tmp_path), tmp_path / "out", replace(FEW, rows=0))
-    assert told[0] == "writer: switching times on A100-80GB, tp=1 are already measured"
+    found, reported = measured(what(tmp_path), tmp_path / "out", replace(FEW, rows=0))
+    assert reported[0] == "writer: switching times on A100-80GB, tp=1 are already measured"
     assert [one.model for one in found.profile.switches] == ["writer", "judge"]
 
 
 @pytest.mark.slow
-def test_another_command_is_measured_anew_and_so_is_all_with_again(tmp_path):
+def test_another_command_is_measured_again_and_so_is_everything_on_repeat(tmp_path):
     few = replace(FEW, rows=0, times=1, models=("judge",))
     before, _ = measured(what(tmp_path), tmp_path / "out", few)
-    other, told = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", few)
-    assert told == ["judge: started and stopped 1 of 1 times on A100-80GB, tp=1"]
+    other, reported = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", few)
+    assert reported == ["judge: started and stopped 1 of 1 times on A100-80GB, tp=1"]
     assert other.profile.switches[0].source != before.profile.switches[0].source
-    _, told = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", replace(few, repeat=True))
-    assert told == ["judge: started and stopped 1 of 1 times on A100-80GB, tp=1"]
+    _, reported = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", replace(few, repeat=True))
+    assert reported == ["judge: started and stopped 1 of 1 times on A100-80GB, tp=1"]
 
 
-def test_all_shapes_are_measured_where_they_are_asked_for(tmp_path):
+def test_all_shapes_are_measured_where_requested(tmp_path):
     both = replace(what(tmp_path), space=space(gpus=2))
     found, _ = measured(both, tmp_path / "out", ProfileOptions(("writer",), rows=0, times=1, shapes="all"))
     assert [(one.gpu, one.tp, one.pp) for one in found.profile.switches] == [(GPU, 1, 1), (GPU, 2, 1)]
@@ -109,7 +109,7 @@ def test_all_shapes_are_measured_where_they_are_asked_for(tmp_path):
     assert "switching times of judge were not measured; they are assumed" in notes
 
 
-def test_bad_wishes_are_told_before_anything_starts(tmp_path):
+def test_invalid_options_are_reported_before_anything_starts(tmp_path):
     with pytest.raises(UnknownNameError, match="Did you mean: writer"):
         measured(what(tmp_path), tmp_path / "out", ProfileOptions(("writter",)))
     with pytest.raises(UnknownNameError, match="choice of shapes"):
@@ -119,7 +119,7 @@ def test_bad_wishes_are_told_before_anything_starts(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_whose_engine_does_not_start_is_told_and_what_was_measured_stays(tmp_path):
+def test_a_model_whose_engine_does_not_start_is_reported_and_measurements_stay(tmp_path):
     good = what(tmp_path)
     broken = EngineConfig("judge", command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}")
     with pytest.raises(EngineError, match="no such weights"):
@@ -127,7 +127,7 @@ def test_a_model_whose_engine_does_not_start_is_told_and_what_was_measured_stays
     assert [one.model for one in read_profile(tmp_path / "out").switches] == ["writer"]
 
 
-def test_measured_lengths_and_times_are_laid_over_and_what_lacks_is_told(first):
+def test_measurements_replace_assumptions_and_missing_ones_are_reported(first):
     folder, found, _ = first
     assumed = space(gpus=2)
     after, over, notes = profiled(app(), assumed, folder / "out")
@@ -142,16 +142,18 @@ def test_measured_lengths_and_times_are_laid_over_and_what_lacks_is_told(first):
     assert over.seconds(wide, "start") == assumed.seconds(wide, "start")
     assert over.times.can_wake("writer", plan)
     assert not over.times.can_wake("writer", wide)
-    told = "\n".join(notes)
-    assert "lengths of writer are measured: 4 outputs" in told
-    assert "costs of writer were not calibrated; roofline is used" in told
-    assert "switching times of writer are measured except for tp=2, pp=1 on A100-80GB, where they are assumed" in told
+    reported = "\n".join(notes)
+    assert "lengths of writer are measured: 4 outputs" in reported
+    assert "costs of writer were not calibrated; roofline is used" in reported
+    assert (
+        "switching times of writer are measured except for tp=2, pp=1 on A100-80GB, where they are assumed" in reported
+    )
     given = SwitchTimes({("other", GPU, 1, 1, "start"): 3.0})
-    _, kept, _ = profiled(app(), replace(assumed, times=given), folder / "out")
-    assert kept.times.measured["other", GPU, 1, 1, "start"] == 3.0
+    _, retained, _ = profiled(app(), replace(assumed, times=given), folder / "out")
+    assert retained.times.measured["other", GPU, 1, 1, "start"] == 3.0
 
 
-def test_lengths_of_an_application_that_was_changed_are_told(first):
+def test_lengths_of_a_changed_application_are_warned_about(first):
     folder, _, _ = first
     changed = app()
     changed = replace(changed, calls=[replace(one, sampling=Sampling(max_tokens=9)) for one in changed.calls])
@@ -203,12 +205,12 @@ def test_a_mean_over_rows_has_the_interval_of_rows():
     inside = 0
     for _ in range(400):
         level = rng.uniform(10, 100, 30)
-        said = [
+        message = [
             SampleOutput("c", row, 1, int(rng.poisson(level[row])), "stop")
             for row in range(30)
             for _ in range(1 + row % 3)
         ]
-        found = mean_over_rows(said)
+        found = mean_over_rows(message)
         truth = 55.0
         inside += found.low <= truth <= found.high
     assert 0.90 <= inside / 400 <= 0.98
@@ -224,9 +226,9 @@ def test_calibrated_tables_are_written_and_a_calibration_that_fails_is_a_note(tm
     assert row.after < row.before / 3
     after, _, _ = profiled(app(), space(gpus=1), tmp_path / "out")
     assert after.models[0].cost.endswith("cost-writer.npz")
-    again, told = measured(what(tmp_path, more="--fixed-s 0.01"), tmp_path / "out", wanted)
+    again, reported = measured(what(tmp_path, more="--fixed-s 0.01"), tmp_path / "out", wanted)
     assert again.profile == found.profile
-    assert "writer: cost tables are already calibrated" in told
+    assert "writer: cost tables are already calibrated" in reported
     unknown, _ = measured(what(tmp_path), tmp_path / "other", replace(wanted, rows=0))
     assert unknown.notes == ["writer was not calibrated: its lengths must be measured before (rows above 0)"]
     assert unknown.profile.cost("writer") is None

@@ -43,7 +43,7 @@ def space(app):
     return Space([Served(model.name, "opt-125m") for model in app.models], cluster_of(2))
 
 
-def test_a_plan_tells_stages_makespan_and_what_is_assumed():
+def test_a_plan_reports_stages_makespan_and_assumptions():
     planned = planned_app(small(chain()), ROWS, space(chain()), replace(QUICK, what_ifs=True))
     assert planned.plan.makespan.value > 0
     assert planned.plan.stages[-1].end_s > 0
@@ -53,7 +53,7 @@ def test_a_plan_tells_stages_makespan_and_what_is_assumed():
     assert any("assumed, not measured" in note for note in planned.plan.notes)
 
 
-def test_requests_that_no_engine_takes_are_told_before_any_starts():
+def test_requests_that_no_engine_accepts_are_reported_before_any_starts():
     def notes(tokens):
         app = small(App([Model("a"), Model("b")], [Call("x", "a", "{{ topic }}"), Call("y", "b", "{{ x }}")]))
         calls = [replace(app.calls[0], sampling=Sampling(max_tokens=tokens)), app.calls[1]]
@@ -61,12 +61,12 @@ def test_requests_that_no_engine_takes_are_told_before_any_starts():
         return [note for note in made.plan.notes if "engines refuse" in note]
 
     assert notes(2000) == []
-    (told,) = notes(2048)  # opt-125m's whole context, and there is a prompt
-    assert told.startswith("5 requests of x need up to 2,0")
-    assert "a has a context of 2,048" in told
+    (reported,) = notes(2048)  # opt-125m's whole context, and there is a prompt
+    assert reported.startswith("5 requests of x need up to 2,0")
+    assert "a has a context of 2,048" in reported
 
 
-def test_rows_on_which_nothing_is_asked_are_told():
+def test_rows_without_any_request_are_reported():
     app = App([Model("a", "opt-125m")], [Call("x", "a", "{{ item }}", fan=each("l"))])
     with pytest.raises(InputError, match="has no requests on these rows"):
         planned_app(app, Rows(["0"], [{"l": []}]), space(app), QUICK)
@@ -86,7 +86,7 @@ def test_in_virtual_time_a_run_takes_about_as_long_as_planned(tmp_path):
     assert (tmp_path / "run" / "outputs.parquet").exists()
 
 
-def test_a_folder_with_a_run_is_gone_on_with_only_when_asked(tmp_path):
+def test_a_folder_with_a_run_is_resumed_only_when_requested(tmp_path):
     planned = planned_app(small(critique()), ROWS, space(critique()), QUICK)
     first = run_app(planned, ROWS, Engines("simulated"), tmp_path)
     with pytest.raises(InputError, match="--resume"):
@@ -95,7 +95,7 @@ def test_a_folder_with_a_run_is_gone_on_with_only_when_asked(tmp_path):
     assert again.exported.files == first.exported.files
 
 
-def test_who_cannot_answer_is_told():
+def test_missing_engines_and_plans_are_reported():
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
     with pytest.raises(UnknownNameError, match="Did you mean: local"):
         Engines("locl")
@@ -130,9 +130,9 @@ def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on
         ]
         return Engines("local", loaded, timeouts=EngineTimeouts(ready_s=60.0, grace_s=3.0))
 
-    with pytest.raises(EngineError, match="no such weights") as told:
+    with pytest.raises(EngineError, match="no such weights") as reported:
         run_app(planned, ROWS, engines(b=broken), tmp_path, settings=Settings(linger_s=0.02))
-    assert str(told.value).endswith(f"Answers recorded before are in {tmp_path}")
+    assert str(reported.value).endswith(f"Answers recorded before are in {tmp_path}")
     metadata = json.loads((tmp_path / "manifest.json").read_text())
     assert metadata["how"] == "failed"
     assert "no such weights" in metadata["error"]

@@ -45,7 +45,7 @@ length_factor = 10.0
 """
 
 
-def asked(folder, sets=(), lengths='lengths = { kind = "uniform", low = 1, high = 120 }'):
+def requested(folder, sets=(), lengths='lengths = { kind = "uniform", low = 1, high = 120 }'):
     rows = [json.dumps({"id": str(n), "topic": f"t{n}"}) for n in range(1000)]
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     (folder / "app.toml").write_text(FILE.format(lengths=lengths), encoding="utf-8")
@@ -53,25 +53,25 @@ def asked(folder, sets=(), lengths='lengths = { kind = "uniform", low = 1, high 
 
 
 def ran(folder, name, sets=()):
-    found = asked(folder, sets)
+    found = requested(folder, sets)
     planned = found.planned(PlanSettings(compare=False, draws=2, true_draws=4, what_ifs=False))
     run = found.file.run
     return run_app(planned, found.file.rows, found.engines(), folder / name, settings=run.settings)
 
 
 @pytest.mark.slow
-def test_answers_ten_times_as_long_have_the_rest_planned_anew_and_say_the_same(tmp_path):
-    kept, anew = ran(tmp_path, "retained", ["run.replans=0"]), ran(tmp_path, "anew")
+def test_answers_ten_times_as_long_trigger_replanning_and_give_the_same_outputs(tmp_path):
+    retained, anew = ran(tmp_path, "retained", ["run.replans=0"]), ran(tmp_path, "anew")
     events = [event for event in anew.metadata["events"] if event["what"] in ("replan", "keep")]
     assert any("as long as planned: of c " in event["description"] for event in events)
     assert any("the rest is planned anew" in event["description"] for event in events if event["what"] == "replan")
-    assert not {"replan", "keep"} & {event["what"] for event in kept.metadata["events"]}
-    assert anew.exported.files == kept.exported.files
-    assert anew.completed.seconds < kept.completed.seconds
+    assert not {"replan", "keep"} & {event["what"] for event in retained.metadata["events"]}
+    assert anew.exported.files == retained.exported.files
+    assert anew.completed.seconds < retained.completed.seconds
 
 
 def test_true_lengths_of_a_model_without_lengths_are_refused(tmp_path):
-    found = asked(tmp_path, lengths="")
+    found = requested(tmp_path, lengths="")
     planned = found.planned(PlanSettings(compare=False, draws=1, true_draws=2, what_ifs=False))
     with pytest.raises(InputError, match="give the model lengths"):
         run_app(planned, found.file.rows, found.engines(), tmp_path / "run")

@@ -44,19 +44,19 @@ def processes():
     return found
 
 
-class Trouble:
+class Error:
     """Kills an engine once something is under way, and has the run end once something is done."""
 
     def __init__(self, ledger):
         self.ledger, self.killed, self.cancelled = ledger, [], False
 
     def __call__(self, progress):
-        going, ended = (sum(getattr(one, name) for one in progress.models) for name in ("active", "completed"))
+        going, finished = (sum(getattr(one, name) for one in progress.models) for name in ("active", "completed"))
         if going and not self.killed:
             self.killed = processes()[:1]
             for pid in self.killed:
                 os.kill(pid, signal.SIGKILL)
-        elif self.killed and ended and not self.cancelled:
+        elif self.killed and finished and not self.cancelled:
             self.cancelled = True
             with open_ledger(self.ledger) as ledger:
                 ledger.note({CANCEL: "1"})
@@ -66,14 +66,14 @@ def test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelle
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
     alone = run_app(planned, ROWS, engines("local", "--fixed-s 0.002"), tmp_path / "isolated", settings=SETTINGS)
     folder = tmp_path / "ray"
-    trouble = Trouble(folder / "ledger.sqlite")
-    watching = RunMonitor(trouble, every_s=0.05)
+    error = Error(folder / "ledger.sqlite")
+    watching = RunMonitor(error, every_s=0.05)
     slow = engines("ray", "--fixed-s 0.1")
     first = run_app(planned, ROWS, slow, folder, settings=SETTINGS, monitor=watching)
-    assert trouble.killed
-    told = [event["what"] for event in first.metadata["events"]]
+    assert error.killed
+    reported = [event["what"] for event in first.metadata["events"]]
     # One that was not ready yet when it was killed was never there to die: it is started anew all the same.
-    assert "died" in told or told.count("start") > told.count("ready")
+    assert "died" in reported or reported.count("start") > reported.count("ready")
     assert first.completed.how == "cancelled"
     last = run_app(planned, ROWS, engines("ray", "--fixed-s 0.002"), folder, settings=SETTINGS, resume=True)
     assert last.completed.exit_code == 0

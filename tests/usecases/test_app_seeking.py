@@ -26,7 +26,7 @@ QUICK = PlanSettings(compare=False, draws=1, true_draws=2, what_ifs=False)
 ROWS = Rows([f"r{n}" for n in range(5)], [{"chunks": ["x"] * (1 + n % 3)} for n in range(5)], "", "ab")
 
 
-def asked():
+def requested():
     app = chain()
     app = replace(
         app,
@@ -37,18 +37,18 @@ def asked():
     return app, ROWS, space, QUICK
 
 
-def test_a_plan_to_begin_with_is_there_before_the_search_has_ended(monkeypatch):
+def test_an_initial_plan_is_available_before_the_search_has_finished(monkeypatch):
     on, through = threading.Event(), app_plan.plan
 
-    def held(*args, begin, **more):
-        def told(one):
+    def blocked(*args, begin, **more):
+        def reported(one):
             begin(one)
             assert on.wait(60)
 
-        return through(*args, begin=told, **more)
+        return through(*args, begin=reported, **more)
 
-    monkeypatch.setattr(app_plan, "plan", held)
-    made = planned_app(*asked(), early=True)
+    monkeypatch.setattr(app_plan, "plan", blocked)
+    made = planned_app(*requested(), early=True)
     assert made.plan.planned
     assert made.plan.notes
     on.set()
@@ -58,22 +58,22 @@ def test_a_plan_to_begin_with_is_there_before_the_search_has_ended(monkeypatch):
     assert found.planned[:1] == made.plan.planned[:1] or found.methods[0].lead_s == found.search_s
 
 
-def test_an_error_of_the_search_is_told_by_whom_it_stops(monkeypatch):
+def test_an_error_of_the_search_reaches_its_caller(monkeypatch):
     def fails(*_, begin, **__):
         raise DoesNotFitError("no GPU has the memory")
 
     monkeypatch.setattr(app_plan, "plan", fails)
     with pytest.raises(DoesNotFitError, match="no GPU has the memory"):
-        planned_app(*asked(), early=True)
+        planned_app(*requested(), early=True)
 
 
-def test_what_was_found_is_what_is_told_of_the_run(tmp_path):
-    app, rows, space, how = asked()
-    whole = planned_app(app, rows, space, how)
+def test_the_final_plan_is_the_one_reported_for_the_run(tmp_path):
+    app, rows, space, how = requested()
+    complete = planned_app(app, rows, space, how)
     # A plan at first sight is another one here: one model after another.
-    first = replace(whole.plan, planned=tuple((plans[0],) for plans in whole.plan.planned))
-    ran = run_app(replace(whole, plan=first, final_plan=lambda: whole.plan), rows, Engines("simulated"), tmp_path)
+    first = replace(complete.plan, planned=tuple((plans[0],) for plans in complete.plan.planned))
+    ran = run_app(replace(complete, plan=first, final_plan=lambda: complete.plan), rows, Engines("simulated"), tmp_path)
     assert ran.completed.exit_code == 0
-    assert ran.plan == whole.plan
-    assert [len(plans) for plans in ran.metadata["plan"]] == [len(plans) for plans in whole.plan.planned]
-    assert ran.completed.seconds == pytest.approx(whole.plan.stages[-1].end_s, rel=0.2)
+    assert ran.plan == complete.plan
+    assert [len(plans) for plans in ran.metadata["plan"]] == [len(plans) for plans in complete.plan.planned]
+    assert ran.completed.seconds == pytest.approx(complete.plan.stages[-1].end_s, rel=0.2)

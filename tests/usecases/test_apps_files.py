@@ -53,14 +53,14 @@ def test_more_rows_can_be_made(tmp_path):
         path = tmp_path / f"{kind}.{'csv' if kind == 'routed' else 'jsonl'}"
         subprocess.run([*words, kind, str(count), str(path)], check=True, timeout=60)
         assert len(path.read_text().splitlines()) == count + (kind == "routed")
-    asked = [row["question"] for row in read(tmp_path / "questions.jsonl")]
-    assert len(set(asked)) == 10_000
+    requested = [row["question"] for row in read(tmp_path / "questions.jsonl")]
+    assert len(set(requested)) == 10_000
     sizes = [len(row["chunks"]) for row in read(tmp_path / "documents.jsonl")]
     assert (median(sizes), max(sizes)) == (3, 201)
 
 
 @pytest.mark.parametrize("name", [*KINDS, *TINY])
-def test_an_example_is_checked_whole_and_names_its_gpus(name):
+def test_an_example_is_checked_completely_and_names_its_gpus(name):
     found = load_app(example(name))
     assert found.cluster is not None
     assert found.app.name
@@ -68,7 +68,7 @@ def test_an_example_is_checked_whole_and_names_its_gpus(name):
     assert len(expand(found.app, found.rows.rows, found.rows.ids).tasks)
 
 
-def test_the_big_ones_are_as_the_paper_tells():
+def test_the_large_examples_match_the_paper():
     ensemble = load_app(example("ensemble"))
     assert (len(ensemble.app.models), len(ensemble.rows)) == (9, 1000)
     routing = load_app(example("routing"))
@@ -80,7 +80,7 @@ def test_the_big_ones_are_as_the_paper_tells():
     assert [(one.gpus, one.gpu.name, one.node.link_group) for one in ensemble.cluster.machines] == [(8, "A100-80GB", 2)]
 
 
-def test_lengths_of_the_data_sets_have_the_means_that_the_paper_tells():
+def test_lengths_of_the_data_sets_have_the_means_of_the_paper():
     for name, mean, low, high in (("ensemble", 180, 1, 490), ("routing", 199, 3, 1585)):
         for model in load_app(example(name)).app.models:
             assert model.lengths is not None
@@ -92,23 +92,23 @@ def test_lengths_of_the_data_sets_have_the_means_that_the_paper_tells():
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS), *TINY])
-def test_an_example_is_planned_on_its_gpus_and_runs_whole_in_virtual_time(name, tmp_path):
-    asked = load_app_request(example(name))
-    planned = asked.planned(QUICK)
+def test_an_example_is_planned_on_its_gpus_and_runs_completely_in_virtual_time(name, tmp_path):
+    requested = load_app_request(example(name))
+    planned = requested.planned(QUICK)
     plan, space = planned.plan, planned.space
     assert plan is not None
     assert space is not None
     assert plan.makespan.value > 0
     assert all(0 < stage.gpus <= space.cluster.gpus for stage in plan.stages)
     assert {one.model for stage in plan.planned for one in stage} == set(range(len(plan.models)))
-    ran = run_app(planned, asked.file.rows, asked.engines("simulated"), tmp_path / "run")
+    ran = run_app(planned, requested.file.rows, requested.engines("simulated"), tmp_path / "run")
     assert ran.completed.exit_code == 0
     tasks = len(planned.expanded.tasks)
     assert ran.completed.of(State.DONE) + ran.completed.of(State.SKIPPED) == tasks
     assert ran.exported.answers == ran.completed.of(State.DONE) > 0
     lines = read(tmp_path / "run" / "outputs.jsonl")
     assert len(lines) == ran.exported.answers
-    order = {row: place for place, row in enumerate(map(str, asked.file.rows.ids))}
+    order = {row: place for place, row in enumerate(map(str, requested.file.rows.ids))}
     assert [order[one["id"]] for one in lines] == sorted(order[one["id"]] for one in lines)
 
 
@@ -119,10 +119,10 @@ class CutError(Exception):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_a_run_that_was_cut_goes_on_and_ends_with_the_same_bytes(name, tmp_path):
-    asked = load_app_request(example(name))
-    planned = asked.planned(QUICK)
-    engines = asked.engines("simulated")
-    whole = run_app(planned, asked.file.rows, engines, tmp_path / "complete")
+    requested = load_app_request(example(name))
+    planned = requested.planned(QUICK)
+    engines = requested.engines("simulated")
+    complete = run_app(planned, requested.file.rows, engines, tmp_path / "complete")
     folder = tmp_path / "cut"
     script = f"""
 import os, sys
@@ -138,14 +138,14 @@ asked = load_app_request(Path({str(example(name))!r}))
 planned = asked.planned(PlanSettings(compare=False, draws=1, true_draws=2, what_ifs=False))
 run_app(planned, asked.file.rows, asked.engines("simulated"), Path({str(folder)!r}), monitor=RunMonitor(cut, 0.05))
 """
-    ended = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)
-    assert ended.returncode == -9
+    finished = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)
+    assert finished.returncode == -9
     with open_ledger(folder, read_only=True) as ledger:
         done = sum(n for (_, state), n in ledger.counts().items() if state == State.DONE)
-    assert 0 < done < whole.completed.of(State.DONE)
-    again = run_app(planned, asked.file.rows, engines, folder, resume=True)
+    assert 0 < done < complete.completed.of(State.DONE)
+    again = run_app(planned, requested.file.rows, engines, folder, resume=True)
     assert again.completed.exit_code == 0
-    assert again.exported.files == whole.exported.files
+    assert again.exported.files == complete.exported.files
     assert (folder / "outputs.jsonl").read_bytes() == (tmp_path / "complete" / "outputs.jsonl").read_bytes()
 
 
@@ -178,16 +178,16 @@ def test_a_batch_file_is_answered_as_one(tmp_path, capsys):
 
 
 def test_the_first_rows_alone_are_another_run():
-    asked = load_app_request(example("ensemble-tiny"), ["inputs.rows=4"])
-    assert len(asked.file.rows) == 4
-    assert asked.file.rows.sha256 != load_app(example("ensemble-tiny")).rows.sha256
+    requested = load_app_request(example("ensemble-tiny"), ["inputs.rows=4"])
+    assert len(requested.file.rows) == 4
+    assert requested.file.rows.sha256 != load_app(example("ensemble-tiny")).rows.sha256
     with pytest.raises(ScenarioError, match="a batch is always answered completely; take rows out"):
         loads_app('[inputs]\nopenai_batch = "b.jsonl"\nrows = 3\n')
 
 
 def test_engines_that_start_slowly_are_planned_so():
-    asked = [load_app_request(example("critique-tiny"), [f"cluster.engine_start={s}"]) for s in ("7s", "100")]
-    plans = [one.planned(QUICK).plan for one in asked]
+    requested = [load_app_request(example("critique-tiny"), [f"cluster.engine_start={s}"]) for s in ("7s", "100")]
+    plans = [one.planned(QUICK).plan for one in requested]
     fast, slow = (plan.stages[0].switches for plan in plans if plan is not None)
     assert {round(s.seconds - f.seconds, 6) for f, s in zip(fast, slow, strict=True)} == {93.0}
     with pytest.raises(ScenarioError, match=r"cluster\.engine_start: must be seconds"):

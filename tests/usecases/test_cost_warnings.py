@@ -14,7 +14,7 @@ from lengthwise.engine import deploy
 from lengthwise.schema.cost_tables import FitError
 from lengthwise.usecases import capacity, explain, lab, simulate, variants
 
-ASKED = """
+REQUESTED = """
 [workload]
 prompt = 50
 output = 8
@@ -42,7 +42,7 @@ def cost(tmp_path):
     """A function that keeps tables of these fits, and returns their source."""
 
     def made(*fits: FitError) -> str:
-        served = variants.deployment(config.loads(ASKED))
+        served = variants.deployment(config.loads(REQUESTED))
         save(
             replace(served.cost, evidence=replace(served.cost.evidence, fit=fits)),
             tmp_path / "tables.npz",
@@ -53,12 +53,12 @@ def cost(tmp_path):
     return made
 
 
-def asked(source: str):
-    return config.loads(ASKED, overrides=[f"deployment.cost={source}"])
+def requested(source: str):
+    return config.loads(REQUESTED, overrides=[f"deployment.cost={source}"])
 
 
 def test_a_simulation_a_capacity_and_an_explanation_warn_of_a_poor_fit(cost):
-    scenario = asked(cost(POOR, FitError("rope", 0.01, 0.1)))
+    scenario = requested(cost(POOR, FitError("rope", 0.01, 0.1)))
     (outcome,) = simulate.run(scenario)
     (found,) = capacity.capacities(scenario)
     (variant,) = variants.build(scenario)
@@ -70,23 +70,23 @@ def test_a_simulation_a_capacity_and_an_explanation_warn_of_a_poor_fit(cost):
 
 def test_a_search_warns_of_a_poor_fit(cost, tmp_path):
     path, out = tmp_path / "asked.toml", tmp_path / "out.json"
-    path.write_text(ASKED, "utf-8")
+    path.write_text(REQUESTED, "utf-8")
     assert main(["search", str(path), "--cost", cost(POOR), "--json", str(out), "--jobs", "1", "--quiet"]) == 0
     assert WARNING in json.dumps(json.loads(out.read_text("utf-8")), ensure_ascii=False)
 
 
 def test_a_lab_warns_of_a_poor_fit(cost):
     policies = 'policies = ["sjf"]\npredictors = ["oracle"]\nloads = [0.5]\nbatch_sizes = [4]\nseeds = 2'
-    scenario = config.loads(f"{ASKED}\n[lab]\n{policies}", overrides=[f"deployment.cost={cost(POOR)}"])
+    scenario = config.loads(f"{REQUESTED}\n[lab]\n{policies}", overrides=[f"deployment.cost={cost(POOR)}"])
     assert WARNING in lab.lab(scenario).answer[-1]
 
 
-def test_a_good_fit_says_nothing(cost):
-    (outcome,) = simulate.run(asked(cost(FitError("moe block", 0.2, 2.0))))
+def test_a_good_fit_yields_no_note(cost):
+    (outcome,) = simulate.run(requested(cost(FitError("moe block", 0.2, 2.0))))
     assert not [note for note in outcome.notes if "fit" in note]
 
 
-def test_answers_say_how_the_layers_of_a_model_are_simplified():
+def test_answers_note_how_the_layers_of_a_model_are_simplified():
     gemma = model_error.deployment_notes(deploy("gemma-3-4b", "H100"))
     assert any("29 of 34 layers have a window of 1,024 tokens" in note for note in gemma)
     assert any(

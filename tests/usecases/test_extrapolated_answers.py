@@ -46,21 +46,21 @@ def tables(tmp_path):
     return made
 
 
-def test_a_capacity_beyond_what_was_measured_says_so(tables, tmp_path, capsys):
-    asked, out = tmp_path / "asked.toml", tmp_path / "out.json"
-    asked.write_text(SERVED, "utf-8")
-    assert main(["capacity", str(asked), "--cost", f"tables:{tables(seqs=4)}", "--json", str(out)]) == 0
-    told = json.loads(out.read_text("utf-8"))["capacities"][0]
-    (beyond,) = told["beyond_reach"]
+def test_a_capacity_beyond_the_measurements_is_noted(tables, tmp_path, capsys):
+    requested, out = tmp_path / "asked.toml", tmp_path / "out.json"
+    requested.write_text(SERVED, "utf-8")
+    assert main(["capacity", str(requested), "--cost", f"tables:{tables(seqs=4)}", "--json", str(out)]) == 0
+    reported = json.loads(out.read_text("utf-8"))["capacities"][0]
+    (beyond,) = reported["beyond_reach"]
     assert (beyond["bound"], beyond["measured"], beyond["unit"]) == ("seqs", 4, "steps")
     assert beyond["largest"] > 4
-    (note,) = told["notes"]
+    (note,) = reported["notes"]
     assert note.startswith("At capacity ")
     assert EXTRAPOLATED.format(4) in note
     assert note in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_capacity_within_what_was_measured_says_nothing(tables):
+def test_a_capacity_within_the_measurements_has_no_note(tables):
     reach = Reach(tokens=10**6, seqs=10**6, chunk=10**6, context=10**6, kv_tokens=10**9)
     path = tables(**{name: getattr(reach, name) for name in vars(reach)})
     (found,) = capacity.capacities(config.loads(SERVED, overrides=[f"deployment.cost=tables:{path}"]))
@@ -85,24 +85,24 @@ model_draws = 0
 """
 
 
-def test_a_schedule_beyond_what_was_measured_says_so(monkeypatch):
-    whole = schedule.cluster_tables
+def test_a_schedule_beyond_the_measurements_is_noted(monkeypatch):
+    complete = schedule.cluster_tables
 
     def of_reach(*args):
-        made = whole(*args)
+        made = complete(*args)
         return {tp: replace(one, evidence=CostEvidence(reach=Reach(seqs=1, context=10**6))) for tp, one in made.items()}
 
     plain = schedules.plan_schedule(config.loads(PLANNED))
     monkeypatch.setattr(schedule, "cluster_tables", of_reach)
-    told = schedules.plan_schedule(config.loads(PLANNED))
-    assert told.chosen == plain.chosen
+    reported = schedules.plan_schedule(config.loads(PLANNED))
+    assert reported.chosen == plain.chosen
     assert not any("extrapolated" in note for note in plain.uncertainty.notes)
-    (note,) = (note for note in told.uncertainty.notes if "extrapolated" in note)
+    (note,) = (note for note in reported.uncertainty.notes if "extrapolated" in note)
     assert note.startswith("The schedule's steps have more sequences (about ")
     assert note.endswith(EXTRAPOLATED.format(1))
 
 
-def test_the_largest_step_of_a_schedule_is_what_its_batches_say():
+def test_the_largest_step_of_a_schedule_follows_from_its_batches():
     row = schedules.plan_schedule(config.loads(PLANNED)).chosen
     row = replace(row, strategy="rra", prefill_batch=12, micro_batches=3, decode_batch=60.0)
     task = schedule.TaskLengths.fixed(100, 21)

@@ -28,8 +28,8 @@ def widths(gpu):
 
 def test_a_cpu_that_a_user_describes_has_an_interval_of_several_times():
     near, silent = widths("H100")
-    far, told = widths(CPU)
+    far, reported = widths(CPU)
     assert near < 2.5
     assert far > 5
-    assert "Nothing was measured on EPYC-9654" in told
+    assert "Nothing was measured on EPYC-9654" in reported
     assert "measured on" not in silent

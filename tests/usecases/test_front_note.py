@@ -12,7 +12,7 @@ from lengthwise.usecases import simulate
 from lengthwise.usecases.simulate import front_note
 from lengthwise.usecases.variants import deployment
 
-ASKED = """
+REQUESTED = """
 [workload]
 isl = 100
 osl = 8
@@ -36,8 +36,8 @@ ttft.p90 = "500ms"
     ("rate", "queue", "report"),
     [(10, "1ms", ""), (10, "60ms", ""), (10, "90ms", "is busy 9"), (40, "50ms", "has work for 2")],
 )
-def test_a_simulation_says_where_the_front_binds(rate, queue, report):
-    (outcome,) = simulate.run(config.loads(ASKED.format(rate=rate, queue=queue) + "[run]\nmodel_draws = 0\n"))
+def test_a_simulation_reports_where_the_front_binds(rate, queue, report):
+    (outcome,) = simulate.run(config.loads(REQUESTED.format(rate=rate, queue=queue) + "[run]\nmodel_draws = 0\n"))
     notes = [note for note in outcome.notes if "front" in note]
     assert len(notes) == bool(report)
     assert all(f"{queue.removesuffix('ms')} ms each" in note and report in note for note in notes)
@@ -45,16 +45,16 @@ def test_a_simulation_says_where_the_front_binds(rate, queue, report):
 
 def test_a_static_batch_is_no_rate_of_its_own():
     """All at once: what the front takes is held against the whole run."""
-    asked = config.loads(ASKED.format(rate=10, queue="1ms"), overrides=["workload.request_rate=inf"])
-    assert not any("front" in note for outcome in simulate.run(asked) for note in outcome.notes)
+    requested = config.loads(REQUESTED.format(rate=10, queue="1ms"), overrides=["workload.request_rate=inf"])
+    assert not any("front" in note for outcome in simulate.run(requested) for note in outcome.notes)
 
 
-def test_capacity_says_where_the_front_binds(tmp_path, capsys):
-    path, told = tmp_path / "small.toml", tmp_path / "out.json"
-    path.write_text(ASKED.format(rate=1, queue="50ms"))
-    assert main(["capacity", str(path), "--json", str(told)]) == 0
+def test_capacity_reports_where_the_front_binds(tmp_path, capsys):
+    path, reported = tmp_path / "small.toml", tmp_path / "out.json"
+    path.write_text(REQUESTED.format(rate=1, queue="50ms"))
+    assert main(["capacity", str(path), "--json", str(reported)]) == 0
     assert "is the bottleneck: it takes one request at a time, 50 ms each" in capsys.readouterr().out
-    (one,) = json.loads(told.read_text())["capacities"]
+    (one,) = json.loads(reported.read_text())["capacities"]
     assert one["requests_per_s"]["value"] < 20
     assert len(one["notes"]) == 1
 
@@ -62,7 +62,7 @@ def test_capacity_says_where_the_front_binds(tmp_path, capsys):
 def test_hosts_by_name_leave_room_for_hundreds_of_requests_a_second():
     for model in ("llama-3-8b", "mixtral-8x7b"):
         for host in ("vllm", "sglang", "trtllm"):
-            text = ASKED.format(rate=1, queue="1ms")
-            asked = config.loads(text, overrides=[f"deployment={{model='{model}',gpu='H200',host='{host}'}}"])
-            assert not front_note(deployment(asked).cost, 200.0)
-            assert front_note(deployment(asked).cost, 300.0)
+            text = REQUESTED.format(rate=1, queue="1ms")
+            requested = config.loads(text, overrides=[f"deployment={{model='{model}',gpu='H200',host='{host}'}}"])
+            assert not front_note(deployment(requested).cost, 200.0)
+            assert front_note(deployment(requested).cost, 300.0)

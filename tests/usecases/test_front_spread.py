@@ -17,7 +17,7 @@ from lengthwise.measure.calibration.result import Parameter
 from lengthwise.schema.cost_tables import CostEvidence, CostTables, Front, PartError
 from lengthwise.usecases import simulate, variants
 
-ASKED = """
+REQUESTED = """
 [workload]
 isl = 300
 osl = 60
@@ -38,11 +38,11 @@ def without(cost: CostTables, front: PartError | None) -> CostTables:
 
 
 def outcome(front: PartError) -> simulate.VariantOutcome:
-    asked = config.loads(ASKED)
-    (variant,) = variants.build(asked)
+    requested = config.loads(REQUESTED)
+    (variant,) = variants.build(requested)
     cost = without(variant.deployment.cost, front)
     variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
-    (one,) = simulate.run(asked, variants=[variant], jobs=1)
+    (one,) = simulate.run(requested, variants=[variant], jobs=1)
     return one
 
 
@@ -51,22 +51,22 @@ def cost() -> CostTables:
     return deploy("llama-3-8b", "H100", host="vllm").cost
 
 
-def test_first_tokens_may_come_later_than_said_and_times_between_tokens_stay() -> None:
+def test_first_tokens_may_come_later_than_stated_and_times_between_tokens_stay() -> None:
     even, leaning = (outcome(PartError("front", 0.7, slow)).summary for slow in (None, 1.6))
     first, wider = even.ttft_s.mean, leaning.ttft_s.mean
     assert wider.value == first.value
     assert wider.model_low == pytest.approx(first.model_low, rel=1e-9)
     assert wider.model_high - wider.value > 2 * (first.model_high - first.value)
     for statistic in ("mean", "p50", "p99"):
-        told, again = (getattr(one.tpot_s, statistic) for one in (even, leaning))
-        assert (told.value, told.model_low, told.model_high) == pytest.approx(
+        reported, again = (getattr(one.tpot_s, statistic) for one in (even, leaning))
+        assert (reported.value, reported.model_low, reported.model_high) == pytest.approx(
             (again.value, again.model_low, again.model_high), rel=1e-9
         )
 
 
 def test_what_ships_is_the_same_every_time() -> None:
     assert repr(outcome(PartError("front", 0.7, 1.6)).summary) == repr(
-        simulate.run(config.loads(ASKED), jobs=1)[0].summary
+        simulate.run(config.loads(REQUESTED), jobs=1)[0].summary
     )
 
 
@@ -82,7 +82,7 @@ def test_only_the_slow_half_of_the_draws_moves_and_only_the_delay(cost: CostTabl
     assert sum(one.front.request_s > cost.front.request_s for one in off) == len(off) / 2
 
 
-def test_a_front_without_a_spread_is_as_if_none_were_told(cost: CostTables) -> None:
+def test_a_front_without_a_spread_behaves_as_if_none_were_given(cost: CostTables) -> None:
     none = perturbed(without(cost, None))
     for still in (PartError("front", 0.0), PartError("front", 0.0, 0.0)):
         for a, b in zip(none, perturbed(without(cost, still)), strict=True):
@@ -100,9 +100,9 @@ def test_equal_spreads_on_both_sides_are_one_spread(cost: CostTables) -> None:
 
 
 def test_a_front_in_seconds_leans_too_and_none_has_no_error() -> None:
-    told = deploy("llama-3-8b", "H100", host=HostOverhead(request_s=0.01)).cost.evidence.errors
-    assert told[-1] == PartError("front", 0.7, 1.6)
-    assert all(error.slow_log_sd is None for error in told[:-1])
+    reported = deploy("llama-3-8b", "H100", host=HostOverhead(request_s=0.01)).cost.evidence.errors
+    assert reported[-1] == PartError("front", 0.7, 1.6)
+    assert all(error.slow_log_sd is None for error in reported[:-1])
     assert all(error.part != "front" for error in deploy("llama-3-8b", "H100").cost.evidence.errors)
 
 

@@ -68,15 +68,15 @@ def test_rates_are_requests_a_second_and_defaults_work() -> None:
 
 
 def test_every_predictor_sees_the_same_requests() -> None:
-    asked = loaded()
-    bench = question_of(asked)[1]
+    requested = loaded()
+    bench = question_of(requested)[1]
     plain = bench.requests(1, "")
     assert plain.predictions is None
     for name in bench.predictors:
-        told = bench.requests(1, name)
-        assert told.predictions is not None
+        reported = bench.requests(1, name)
+        assert reported.predictions is not None
         assert (
-            dataclasses.replace(told, predictions=None, predicted_tokens=None).output_tokens.tolist()
+            dataclasses.replace(reported, predictions=None, predicted_tokens=None).output_tokens.tolist()
             == plain.output_tokens.tolist()
         )
     assert isinstance(bench, ScenarioBench)
@@ -84,7 +84,7 @@ def test_every_predictor_sees_the_same_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lab", "says"),
+    ("lab", "states"),
     [
         ("[lab]\npolicies = []", "lab.policies: must not be empty; it is []"),
         ("[lab]\nloads = []", "lab.loads: must not be empty; it is []"),
@@ -104,14 +104,14 @@ def test_every_predictor_sees_the_same_requests() -> None:
         ("[lab]\nbatches = [4]", "lab.batches: there is no such key"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_stands(lab, says) -> None:
+def test_what_makes_no_sense_is_refused_where_it_stands(lab, states) -> None:
     with pytest.raises(ScenarioError) as error:
         loaded(lab)
-    assert says in str(error.value)
+    assert states in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "states"),
     [
         ("", "needs a table [lab]"),
         (LAB + '[[variants]]\nname = "a"\n', "take the [[variants]] out"),
@@ -121,10 +121,10 @@ def test_what_makes_no_sense_is_refused_where_it_stands(lab, says) -> None:
         ('[lab]\npredictors = [{ kind = "model", file = "absent.lwp" }]', "absent.lwp"),
     ],
 )
-def test_what_cannot_be_built_says_where_it_stands(text, says) -> None:
+def test_an_error_names_its_place_in_the_file(text, states) -> None:
     with pytest.raises(InputError) as error:
         lab_module.lab(loaded(text))
-    assert says in str(error.value)
+    assert states in str(error.value)
     assert any("[lab] of scenario" in note for note in error.value.__notes__)
 
 
@@ -134,13 +134,13 @@ def test_a_closed_loop_has_no_load() -> None:
 
 
 def test_the_scenario_can_be_written_and_read_again() -> None:
-    asked = loaded()
-    assert config.loads(asked.to_toml()).lab == asked.lab
+    requested = loaded()
+    assert config.loads(requested.to_toml()).lab == requested.lab
 
 
 def test_one_or_two_at_a_time_give_the_same_bytes() -> None:
-    asked = loaded(LAB, "lab.batch_sizes=[2]")
-    one, two = (lab_module.lab(asked, jobs=jobs) for jobs in (1, 2))
+    requested = loaded(LAB, "lab.batch_sizes=[2]")
+    one, two = (lab_module.lab(requested, jobs=jobs) for jobs in (1, 2))
     assert repr(dataclasses.asdict(one)) == repr(dataclasses.asdict(two))
     assert [v.load for v in one.decisions] == [0.5, 2.0]
     names = [cell.name for cell in one.at(2, 2.0)]
@@ -158,6 +158,6 @@ def test_the_reference_names_every_key() -> None:
 
 
 def test_rates_on_the_command_line_replace_the_files_loads() -> None:
-    told = config.load("examples/lab-chat.toml", ["lab.rates=[1.5]"]).lab
-    assert told is not None
-    assert (told.loads, told.rates) == (None, [1.5])
+    reported = config.load("examples/lab-chat.toml", ["lab.rates=[1.5]"]).lab
+    assert reported is not None
+    assert (reported.loads, reported.rates) == (None, [1.5])

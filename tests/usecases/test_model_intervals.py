@@ -25,8 +25,8 @@ from lengthwise.usecases import simulate, variants
 RATE, BUSY_RATE = 2.0, 42.0
 
 
-def asked(rate: float = RATE, **run: int) -> config.Scenario:
-    told = "\n".join(f"{key} = {value}" for key, value in run.items())
+def requested(rate: float = RATE, **run: int) -> config.Scenario:
+    reported = "\n".join(f"{key} = {value}" for key, value in run.items())
     return config.loads(
         f"""
         [workload]
@@ -38,18 +38,18 @@ def asked(rate: float = RATE, **run: int) -> config.Scenario:
         model = "llama-3-8b"
         gpu = "H100"
         [run]
-        {told}
+        {reported}
         """
     )
 
 
 def outcome(errors: tuple[PartError, ...] | None, rate: float = RATE, **run: int) -> simulate.VariantOutcome:
-    (variant,) = variants.build(asked(rate, **run))
+    (variant,) = variants.build(requested(rate, **run))
     if errors is not None:
         cost = variant.deployment.cost
         cost = replace(cost, evidence=replace(cost.evidence, errors=errors))
         variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
-    (one,) = simulate.run(asked(rate, **run), variants=[variant], jobs=available_cpus())
+    (one,) = simulate.run(requested(rate, **run), variants=[variant], jobs=available_cpus())
     return one
 
 
@@ -86,12 +86,12 @@ def test_errors_change_no_number_but_the_interval(quiet) -> None:
 
 
 def test_every_interval_holds_its_number(quiet) -> None:
-    told = [one for one in estimates(quiet.summary) if one.has_model_interval]
-    assert len(told) > 50
-    assert all(one.model_low <= one.value <= one.model_high for one in told)
+    reported = [one for one in estimates(quiet.summary) if one.has_model_interval]
+    assert len(reported) > 50
+    assert all(one.model_low <= one.value <= one.model_high for one in reported)
 
 
-def test_it_grows_with_the_error_and_is_as_wide_as_the_error_says(quiet) -> None:
+def test_the_interval_grows_with_the_error_and_has_the_stated_width(quiet) -> None:
     small = outcome((PartError("step", 0.02),)).summary.tpot_s.mean
     large = quiet.summary.tpot_s.mean
     assert 0 < width(small) < width(large)
@@ -129,7 +129,7 @@ def test_seeds_that_carry_intervals_are_combined_with_them(quiet) -> None:
 
 
 def test_the_roofline_carries_its_published_errors() -> None:
-    deployment = variants.build(asked())[0].deployment
+    deployment = variants.build(requested())[0].deployment
     errors = {error.part: error.log_sd for error in deployment.cost.evidence.errors}
     assert set(errors) == set(PARTS) - {"masked"}
     assert errors["layer"] == pytest.approx(math.log(1.11) / 0.6745, abs=1e-3)  # GEMMs of an H100
@@ -139,7 +139,7 @@ def test_the_roofline_carries_its_published_errors() -> None:
 
 
 def tables() -> CostTables:
-    return variants.build(asked())[0].deployment.cost
+    return variants.build(requested())[0].deployment.cost
 
 
 def test_a_part_that_takes_no_time_takes_no_column() -> None:
@@ -159,7 +159,7 @@ def test_a_front_has_an_error_of_its_own_and_no_step_moves_it() -> None:
     assert all(drawn.front == given.front for given in bare for drawn in perturbed(given))
 
 
-def test_factors_have_the_spread_that_was_asked_for() -> None:
+def test_factors_have_the_requested_spread() -> None:
     cost = replace(tables(), evidence=CostEvidence(errors=(PartError("layer", 0.2), PartError("decode", 0.1))))
     off = perturbed(cost, 64)
     for part, sd in (("layer_s", 0.2), ("decode_s", 0.1), ("head_s", 0.0)):
@@ -168,7 +168,7 @@ def test_factors_have_the_spread_that_was_asked_for() -> None:
         assert np.std(logs) == pytest.approx(sd, rel=0.05, abs=1e-9)
 
 
-def test_the_design_draws_every_stratum_once_and_parts_apart() -> None:
+def test_the_design_draws_every_stratum_once_and_parts_independently() -> None:
     made = design(16, 6)
     assert all((np.sort(column) == np.sort(made[:, 0])).all() for column in made.T)
     off = np.corrcoef(made.T) - np.eye(6)
@@ -183,7 +183,7 @@ def test_draws_are_a_setting(quiet) -> None:
     assert many.model_draws == 40
     assert width(many.summary.tpot_s.mean) == pytest.approx(width(quiet.summary.tpot_s.mean), rel=0.15)
     with pytest.raises(InputError, match="at least 10"):
-        asked(model_draws=3)
+        requested(model_draws=3)
 
 
 def test_large_runs_are_not_repeated_unasked(monkeypatch) -> None:
@@ -200,8 +200,8 @@ def within(deployment: Deployment, **bounds: int) -> Deployment:
     )
 
 
-def test_reach_is_told_exactly_when_it_is_passed() -> None:
-    (variant,) = variants.build(asked(BUSY_RATE))
+def test_extrapolation_is_reported_exactly_when_it_occurs() -> None:
+    (variant,) = variants.build(requested(BUSY_RATE))
     records = engine.simulate(variant.workload(0), variant.deployment, seed=0)
     steps, r = records.steps, records.requests
     most = {
@@ -219,7 +219,7 @@ def test_reach_is_told_exactly_when_it_is_passed() -> None:
 
 
 def test_chunks_are_those_of_one_prompt() -> None:
-    (variant,) = variants.build(asked())
+    (variant,) = variants.build(requested())
     records = engine.simulate(variant.workload(0), variant.deployment, seed=0)
     longest = int(records.requests.prompt_tokens.max())
     assert beyond_reach(records, within(variant.deployment, chunk=2048)) == ()
@@ -228,11 +228,11 @@ def test_chunks_are_those_of_one_prompt() -> None:
     assert found.largest >= longest
 
 
-def test_what_is_before_a_chunk_is_told_where_prompts_were_cut_and_only_there() -> None:
+def test_prefixes_before_a_chunk_are_reported_only_where_prompts_are_chunked() -> None:
     """Tables of prompts measured whole: nothing is said of a run that cuts none, whatever its lengths."""
     for rate, budget, cut in ((RATE, 8192, False), (BUSY_RATE, 256, True)):
         set_ = [f"engine.max_num_batched_tokens={budget}"]
-        (variant,) = variants.build(config.loads(asked(rate).to_toml(), overrides=set_))
+        (variant,) = variants.build(config.loads(requested(rate).to_toml(), overrides=set_))
         deployment = within(variant.deployment, chunk=8192, context=1200, prefix=0)
         for steps in (100_000, 0):
             records = engine.simulate(variant.workload(0), variant.deployment, seed=0, keep_steps=steps)
@@ -246,27 +246,27 @@ def test_what_is_before_a_chunk_is_told_where_prompts_were_cut_and_only_there() 
                 assert "tokens of a prompt cached before a chunk of it (up to" in one.description
 
 
-def test_without_steps_bins_of_time_tell() -> None:
-    (variant,) = variants.build(asked(BUSY_RATE))
+def test_without_steps_time_bins_are_used() -> None:
+    (variant,) = variants.build(requested(BUSY_RATE))
     records = engine.simulate(variant.workload(0), variant.deployment, seed=0, keep_steps=0)
     (found,) = beyond_reach(records, within(variant.deployment, seqs=8))
     assert found.unit == "time"
     assert found.largest > 8
 
 
-def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path, capsys) -> None:
+def test_every_output_reports_extrapolation_and_explains_brackets(tmp_path, capsys) -> None:
     cost = replace(tables(), evidence=CostEvidence(errors=(PartError("step", 0.1),), reach=Reach(seqs=4)))
-    (variant,) = variants.build(asked())
+    (variant,) = variants.build(requested())
     variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
-    (told,) = simulate.run(asked(), variants=[variant])
+    (reported,) = simulate.run(requested(), variants=[variant])
     from lengthwise.cli.simulate import result_of, show, write
 
-    results = [result_of(told)]
-    show(asked(), results)
+    results = [result_of(reported)]
+    show(requested(), results)
     write(results, tmp_path / "a.json", tmp_path / "a.html", quiet=True)
     printed, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "a.html").read_text("utf-8")
     made = json.loads((tmp_path / "a.json").read_text("utf-8"))["results"][0]
-    (note,) = told.notes
+    (note,) = reported.notes
     assert "than the measurements behind the cost tables reached (4): their times are extrapolated" in note
     assert note in printed
     assert note in page
@@ -283,6 +283,6 @@ def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path,
 def test_tables_from_a_file_carry_no_errors_and_show_none(tmp_path, capsys) -> None:
     save(replace(tables(), evidence=CostEvidence()), tmp_path / "costs.npz")
     path = tmp_path / "s.toml"
-    path.write_text(asked().to_toml())
+    path.write_text(requested().to_toml())
     assert main(["simulate", str(path), "--cost", f"tables:{tmp_path / 'costs.npz'}"]) == 0
     assert "In brackets" not in capsys.readouterr().out

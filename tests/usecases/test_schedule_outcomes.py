@@ -30,13 +30,13 @@ def test_an_engine_may_have_what_all_but_one_phase_in_a_hundred_hold():
     task = TaskLengths.from_samples([10], np.arange(2, 41))
     phases = phases_of(row_of(prefill_batch=10, decode_steps=6), task)
     rng = np.random.default_rng(0)
-    there, batches = np.zeros(0, int), []
+    present, batches = np.zeros(0, int), []
     for _ in range(4000):
-        there = np.concatenate([there, rng.integers(1, 40, 10)])  # decode iterations that are still to come
-        batches.append(len(there))
-        there = there[there > 6] - 6
-    assert phases.max_in_flight is not None
-    above = np.mean(np.array(batches[50:]) > phases.max_in_flight - 10)
+        present = np.concatenate([present, rng.integers(1, 40, 10)])  # decode iterations that are still to come
+        batches.append(len(present))
+        present = present[present > 6] - 6
+    assert phases.max_requests is not None
+    above = np.mean(np.array(batches[50:]) > phases.max_requests - 10)
     assert 0.0 < above < 0.025
     assert phases.decode_batch == pytest.approx(np.mean(batches[50:]), rel=0.02)
 
@@ -65,7 +65,7 @@ def test_throughput_is_that_of_full_batches():
     assert both["throughput"].planned == pytest.approx(24.0)
 
 
-def test_whether_a_bound_held_is_said_with_how_sure_that_is():
+def test_whether_a_bound_was_met_is_reported_with_its_significance():
     served = [0.1 + 0.01 * n for n in np.random.default_rng(1).permutation(200)]
     well, close, broken = (outcome_of(bound_s, served) for bound_s in (5.0, 1.95, 0.5))
     assert (well.satisfied, well.significant) == (True, True)
@@ -74,7 +74,7 @@ def test_whether_a_bound_held_is_said_with_how_sure_that_is():
     assert outcome_of(1.0, []).satisfied is None
 
 
-def test_the_interval_of_a_quantile_holds_it_as_often_as_it_says():
+def test_the_interval_of_a_quantile_contains_it_as_often_as_stated():
     rng, inside = np.random.default_rng(2), 0
     for _ in range(300):
         latency = outcome_of(math.inf, rng.exponential(1.0, 200).tolist()).seen[-1]
@@ -82,7 +82,7 @@ def test_the_interval_of_a_quantile_holds_it_as_often_as_it_says():
     assert 0.92 <= inside / 300 <= 1.0
 
 
-def test_the_interval_of_a_mean_holds_it_as_often_as_it_says():
+def test_the_interval_of_a_mean_contains_it_as_often_as_stated():
     rng, inside = np.random.default_rng(3), 0
     for _ in range(400):
         _, low, high = mean(rng.normal(7.0, 2.0, 30))

@@ -87,7 +87,7 @@ model_draws = {draws}
 """
 
 
-def test_a_plan_says_how_sure_it_is():
+def test_a_plan_reports_its_uncertainty():
     plan = schedule.plan_schedule(config.loads(LISTED.format(draws=12)))
     lengths, costs = plan.uncertainty.spreads
     assert (lengths.source, lengths.requests, lengths.draws) == ("lengths", 3, 200)
@@ -98,18 +98,18 @@ def test_a_plan_says_how_sure_it_is():
     assert all(point.band_rps is not None for _, points in plan.front for point in points)
 
 
-def test_what_engines_are_told_to_take_is_all_that_lengths_may_come_to():
+def test_the_model_length_limit_covers_all_lengths_that_may_occur():
     """Drift moves outputs to what is left beside the longest prompt."""
-    told = LISTED + "[engine]\nmax_model_len = {limit}\n"
-    narrow = question_of(config.loads(told.format(draws=0, limit=909)))
+    reported = LISTED + "[engine]\nmax_model_len = {limit}\n"
+    narrow = question_of(config.loads(reported.format(draws=0, limit=909)))
     assert narrow.planner.estimator.setting.model.max_model_len == 909
-    wide = question_of(config.loads(told.format(draws=0, limit=9000)))
+    wide = question_of(config.loads(reported.format(draws=0, limit=9000)))
     assert wide.planner.estimator.setting.model.max_model_len == 2048
     with pytest.raises(InputError, match=r"engine\.max_model_len, 908 tokens"):
-        question_of(config.loads(told.format(draws=0, limit=908)))
+        question_of(config.loads(reported.format(draws=0, limit=908)))
 
 
-def test_an_interval_of_costs_is_not_the_whole_range_of_its_draws():
+def test_an_interval_of_costs_is_not_the_full_range_of_its_draws():
     """Five of a hundred lie beyond each end; of 16 not one did."""
     question = question_of(config.loads(LISTED.format(draws=12).replace("model_draws = 12", "")))
     assert len(question.perturbed) >= 100
@@ -117,40 +117,40 @@ def test_an_interval_of_costs_is_not_the_whole_range_of_its_draws():
 
 def test_a_plan_of_another_scenario_is_refused_with_what_to_do(tmp_path):
     text = LISTED.format(draws=0)
-    file, here = tmp_path / "plan.json", config.loads(text)
-    write_schedule_json(file, schedule.plan_schedule(here))
-    assert schedule_plan.planned_run(here, file).source == str(file)
-    for other, says in (
+    file, scenario = tmp_path / "plan.json", config.loads(text)
+    write_schedule_json(file, schedule.plan_schedule(scenario))
+    assert schedule_plan.planned_run(scenario, file).source == str(file)
+    for other, states in (
         (text.replace("opt-13b", "llama-3-8b"), "scenario's model, llama-3-8b"),
         (text.replace("tp = 2", "tp = 4"), "scenario's GPUs, 4 x A40"),
     ):
-        with pytest.raises(InputError, match=says) as caught:
+        with pytest.raises(InputError, match=states) as caught:
             schedule_plan.planned_run(config.loads(other), file)
         assert "it is of " in str(caught.value)
         assert "plan this one anew" in str(caught.value)
 
 
 def test_phases_longer_than_the_outputs_name_plan_and_scenario(tmp_path):
-    file, told = tmp_path / "plan.json", schedule.plan_schedule(config.loads(LISTED.format(draws=0)))
-    write_schedule_json(file, replace(told, chosen=replace(told.chosen, decode_steps=617)))
+    file, reported = tmp_path / "plan.json", schedule.plan_schedule(config.loads(LISTED.format(draws=0)))
+    write_schedule_json(file, replace(reported, chosen=replace(reported.chosen, decode_steps=617)))
     with pytest.raises(InputError, match=r"plan\.json has N_D = 617 .* \(9 tokens\) of \[workload\]"):
         schedule_plan.planned_run(config.loads(LISTED.format(draws=0)), file)
 
 
 def test_as_many_requests_are_played_as_fill_phases_to_count():
     text = LISTED.format(draws=0)
-    here = config.loads(text)
-    planned = schedule_plan.planned_run(here)
+    scenario = config.loads(text)
+    planned = schedule_plan.planned_run(scenario)
     large = replace(planned, row=replace(planned.row, prefill_batch=400, decode_batch=900.0))
     number = schedule_run.requests_to_count(large.row, 2)
     assert 0.75 * number / 2 / 400 >= 30, "phases of an engine that count"
     assert 0.25 * number / 2 >= 900, "those in which batches fill do not"
-    assert len(schedule_run.schedule_requests(here, large, 2)) == number
-    asked = config.loads(text.replace("request_rate = 1", "request_rate = 1\nnum_requests = 70"))
-    assert len(schedule_run.schedule_requests(asked, large, 2)) == 70
+    assert len(schedule_run.schedule_requests(scenario, large, 2)) == number
+    requested = config.loads(text.replace("request_rate = 1", "request_rate = 1\nnum_requests = 70"))
+    assert len(schedule_run.schedule_requests(requested, large, 2)) == 70
 
 
-def test_what_is_not_known_is_said():
+def test_unknown_errors_are_noted():
     question = question_of(config.loads(LISTED.format(draws=0)))
     assert question.perturbed == ()
     plan = schedule.plan_schedule(config.loads(LISTED.format(draws=0)))

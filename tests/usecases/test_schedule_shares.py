@@ -36,7 +36,7 @@ def test_outputs_of_one_length_can_be_sure_of_their_bound():
     assert within_bound(5.0, quantile(latencies, share_of(TaskLengths.fixed(8, 100), 100, 0.99))) == (True, True)
 
 
-def test_a_plans_file_says_its_level(tmp_path):
+def test_a_plans_file_states_its_level(tmp_path):
     path = tmp_path / "fixed.toml"
     path.write_text("""
 [workload]
@@ -52,10 +52,10 @@ model_draws = 0
 bound_for = "p95"
 strategies = ["rra"]
 """)
-    asked = config.load(path)
-    made = schedule_plan.planned_run(asked)
+    requested = config.load(path)
+    made = schedule_plan.planned_run(requested)
     assert (made.share, made.bound.level) == (0.95, 0.95)
-    told = {
+    reported = {
         "format": "lengthwise.schedule",
         "version": 1,
         "chosen": vars(made.row),
@@ -63,8 +63,8 @@ strategies = ["rra"]
         "quantile_tokens": 20,
     }
     for level, share in ((0.95, 0.95), (None, 0.99)):
-        (tmp_path / "plan.json").write_text(json.dumps(told | ({"level": level} if level else {})))
-        assert schedule_plan.planned_run(asked, tmp_path / "plan.json").share == share
-    (tmp_path / "plan.json").write_text(json.dumps(told | {"level": 2}))
+        (tmp_path / "plan.json").write_text(json.dumps(reported | ({"level": level} if level else {})))
+        assert schedule_plan.planned_run(requested, tmp_path / "plan.json").share == share
+    (tmp_path / "plan.json").write_text(json.dumps(reported | {"level": 2}))
     with pytest.raises(InputError, match="level is 2"):
-        schedule_plan.planned_run(asked, tmp_path / "plan.json")
+        schedule_plan.planned_run(requested, tmp_path / "plan.json")

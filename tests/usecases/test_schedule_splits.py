@@ -43,13 +43,13 @@ def test_enough_are_played_to_fill_a_large_plan_several_times():
 
 def test_even_arrivals_end_at_their_rate_and_obey_littles_law():
     """Four a second that take 2 s each: eight are there."""
-    told = outcome_of([row(n, n / 4, 2.0) for n in range(800)])
-    seen = {one.name: one for one in told.seen}
+    reported = outcome_of([row(n, n / 4, 2.0) for n in range(800)])
+    seen = {one.name: one for one in reported.seen}
     assert seen["throughput"].planned == 4.0
     assert seen["throughput"].value == pytest.approx(4.0, rel=0.02)
     assert seen["requests in flight"].value == pytest.approx(8.0, rel=0.02)
     assert seen["latency of 9 tokens"].value == 2.0
-    assert (told.satisfied, told.significant, told.phases) == (True, True, 0)
+    assert (reported.satisfied, reported.significant, reported.phases) == (True, True, 0)
 
 
 def test_the_start_and_what_failed_do_not_count():
@@ -61,9 +61,9 @@ def test_the_start_and_what_failed_do_not_count():
 
 
 def test_routers_add_up_in_the_plan_and_a_bound_may_break():
-    told = outcome_of([row(n, n / 4, 2.0) for n in range(800)], bound_s=1.5, routers=2)
-    assert {one.name: one.planned for one in told.seen}["throughput"] == 8.0
-    assert (told.satisfied, told.significant) == (False, True)
+    reported = outcome_of([row(n, n / 4, 2.0) for n in range(800)], bound_s=1.5, routers=2)
+    assert {one.name: one.planned for one in reported.seen}["throughput"] == 8.0
+    assert (reported.satisfied, reported.significant) == (False, True)
 
 
 def test_too_few_requests_have_no_interval_and_none_no_verdict():

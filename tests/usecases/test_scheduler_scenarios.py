@@ -46,11 +46,11 @@ def test_every_key_reaches_the_engine():
     )
     assert (made.rank, made.preemption) == ("aged(weight=20)", "worth(factor=2, max_preemptions=3)")
     assert policy.resolve("binning", made.binning).bins == 3
-    assert (made.max_wait_s, made.batch_wait_s, made.window_tokens) == (120, 1.5, 20)
+    assert (made.max_wait_s, made.batch_wait_s, made.preemption_interval_steps) == (120, 1.5, 20)
     assert made.batching == "unified"
 
 
-def test_what_is_not_said_is_the_named_schedulers():
+def test_unset_options_come_from_the_named_scheduler():
     made = built({"policy": '"elis"'})
     assert made == policy.scheduler("elis")
     assert built({"policy": '"multi_bin"', "binning": '"none"'}).binning is None
@@ -66,8 +66,8 @@ def test_parameters_come_by_set_and_in_variants_too():
 
 
 def test_effective_settings_load_again():
-    whole = config.loads(TEXT + '[scheduler]\nrank = "aged(weight=3)"\nbinning = "learned(k=4)"\nmax_wait_s = "9s"')
-    assert config.loads(whole.to_toml()).scheduler == whole.scheduler
+    complete = config.loads(TEXT + '[scheduler]\nrank = "aged(weight=3)"\nbinning = "learned(k=4)"\nmax_wait_s = "9s"')
+    assert config.loads(complete.to_toml()).scheduler == complete.scheduler
 
 
 @pytest.mark.parametrize("rule", ["equal_mass", "uniform_optimal", "exponential", "learned"])
@@ -114,13 +114,13 @@ WRONG = [
     ("binning", "bins(boundaries=[1, 'a'])", PolicyError, "'a' must be a number"),
     ("max_wait_s", "-1", ScenarioError, "must be at least 0"),
     ("max_wait_s", "soon", ScenarioError, "must be seconds"),
-    ("window_tokens", "0", ScenarioError, "at least 1"),
+    ("preemption_interval_steps", "0", ScenarioError, "at least 1"),
     ("preemtion", "never", ScenarioError, "did you mean scheduler.preemption"),
 ]
 
 
 @pytest.mark.parametrize(("key", "value", "error", "report"), WRONG, ids=lambda x: str(x)[:24])
-def test_what_is_wrong_is_said_before_anything_runs(key, value, error, report):
+def test_errors_are_reported_before_anything_runs(key, value, error, report):
     with pytest.raises(error, match=report) as caught:
         built({}, f"scheduler.{key}={value}")
     assert "\n" not in str(caught.value)
@@ -134,10 +134,10 @@ def test_bins_need_predictions():
 
 def test_a_search_may_vary_them():
     text = TEXT + '[search.space]\nrank = ["sjf", "aged(weight=20)"]\nmax_wait_s = ["30s", inf]\nbinning = "none"\n'
-    asked = search.questions(config.loads(text))[0]
+    requested = search.questions(config.loads(text))[0]
     found = config.loads(text).search.space
     assert set(found) == {"scheduler.rank", "scheduler.max_wait_s", "scheduler.binning"}
-    assert asked.bench is not None
+    assert requested.bench is not None
     with pytest.raises(InputError, match="must be seconds"):
         config.loads(TEXT + '[search.space]\nmax_wait_s = ["soon"]\n')
 

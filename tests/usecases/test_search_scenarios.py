@@ -40,7 +40,7 @@ batch = [4, 32]
 """
 
 
-def asked(text: str = SMALL, *overrides: str):
+def requested(text: str = SMALL, *overrides: str):
     return search_module.questions(loads(text, overrides=overrides))
 
 
@@ -55,7 +55,7 @@ def test_axes_and_limits_have_one_spelling():
     section = loads(text).search
     assert set(section.space) == {"deployment.gpu", "engine.max_num_seqs"}
     assert set(section.limits) == {"jct.p99", "ttft.p90"}
-    assert asked(text)[0].bench.question.slo_limits.limits == (Limit("jct.p99", 9.0), Limit("ttft.p90", 0.5))
+    assert requested(text)[0].bench.question.slo_limits.limits == (Limit("jct.p99", 9.0), Limit("ttft.p90", 0.5))
 
 
 def test_what_the_base_leaves_out_comes_from_the_space():
@@ -63,26 +63,26 @@ def test_what_the_base_leaves_out_comes_from_the_space():
 
 
 def test_a_limit_on_waiting_is_added_where_none_is():
-    question = asked(SMALL.replace('ttft.p90 = "500ms"', 'tbt.p99 = "50ms"'))[0].bench.question
+    question = requested(SMALL.replace('ttft.p90 = "500ms"', 'tbt.p99 = "50ms"'))[0].bench.question
     assert question.slo_limits.limits == (Limit("tbt.p99", 0.05), Limit("queueing_delay.p99", 5.0))
 
 
-def test_goodput_is_a_least_share_of_the_slo():
-    text = SMALL.replace('ttft.p90 = "500ms"', "goodput = 0.9") + '[slo]\nttft = "1s"\n'
-    slo_limits = asked(text)[0].bench.question.slo_limits
-    assert slo_limits.limits == (Limit("goodput", 0.9, at_least=True),)
+def test_within_slo_is_a_least_share():
+    text = SMALL.replace('ttft.p90 = "500ms"', "within_slo = 0.9") + '[slo]\nttft = "1s"\n'
+    slo_limits = requested(text)[0].bench.question.slo_limits
+    assert slo_limits.limits == (Limit("within_slo", 0.9, at_least=True),)
     assert slo_limits.slo.ttft_s == 1.0
 
 
 def test_a_rate_that_the_search_lacks_is_that_of_the_workload(tmp_path):
     text = SMALL.replace("[search]\n", '[search]\nobjective = "fewest_gpus"\n')
-    assert asked(text.replace("request_rate = 1", "request_rate = 3"))[0].bench.question.rate_rps == 3.0
-    assert asked(text, "search.rate=7")[0].bench.question.rate_rps == 7.0
+    assert requested(text.replace("request_rate = 1", "request_rate = 3"))[0].bench.question.rate_rps == 3.0
+    assert requested(text, "search.rate=7")[0].bench.question.rate_rps == 7.0
     rows = "".join(f"{0.25 * n},100,20\n" for n in range(801))
     (tmp_path / "log.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
     lengths = 'isl = { kind = "uniform", low = 20, high = 200 }\nosl = 20\nrequest_rate = 1\n'
     replayed = text.replace(lengths, f'trace = "{tmp_path / "log.csv"}"\n')
-    assert asked(replayed)[0].bench.question.rate_rps == pytest.approx(4.0)
+    assert requested(replayed)[0].bench.question.rate_rps == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_a_rate_that_the_search_lacks_is_that_of_the_workload(tmp_path):
         ("ttft.p90", "ttft.q90", "must name a statistic"),
         ('"500ms"', '"500 parsecs"', "with a unit"),
         ('"500ms"', "0", "above 0"),
-        ("ttft.p90", "goodput", "below 1"),
+        ("ttft.p90", "within_slo", "below 1"),
         ("top = 2", "topp = 2", "did you mean search.top"),
     ],
 )
-def test_a_slip_is_told_with_the_way_out(change, to, words):
+def test_a_typo_is_reported_with_the_remedy(change, to, words):
     with pytest.raises(ScenarioError, match=words):
-        loads(SMALL.replace(change, to).replace('goodput = "500ms"', "goodput = 1.5"))
+        loads(SMALL.replace(change, to).replace('within_slo = "500ms"', "within_slo = 1.5"))
 
 
 def test_an_unknown_name_in_the_space_ends_the_search():
@@ -115,41 +115,41 @@ def test_an_unknown_name_in_the_space_ends_the_search():
 
 def test_a_closed_loop_has_no_rate_to_search():
     with pytest.raises(InputError, match="closed loop"):
-        asked(SMALL.replace("request_rate = 1", "concurrency = 4"))
+        requested(SMALL.replace("request_rate = 1", "concurrency = 4"))
 
 
-def test_a_search_without_a_space_says_what_to_write():
+def test_a_search_without_a_space_names_what_to_write():
     with pytest.raises(InputError, match=r"\[search.space\]"):
-        asked(SMALL[: SMALL.index("[search]")].replace('"llama-3-8b"', '"llama-3-8b"\ngpu = "H100"'))
+        requested(SMALL[: SMALL.index("[search]")].replace('"llama-3-8b"', '"llama-3-8b"\ngpu = "H100"'))
 
 
 def test_the_bench_travels_to_another_process():
-    bench = asked()[0].bench
-    there = pickle.loads(pickle.dumps(bench))
+    bench = requested()[0].bench
+    present = pickle.loads(pickle.dumps(bench))
     settings = {"deployment.gpu": "H100", "engine.max_num_seqs": 4}
     task = Task("bound", Choice("one", "", settings, 0, 0.0, Status.PRUNED))
-    assert there(task) == bench(task)
+    assert present(task) == bench(task)
 
 
 def test_the_search_finds_what_the_exhaustive_one_finds(study):
     with search.threads(2) as workers:
-        whole = search_module.plan(loads(SMALL, overrides=["search.strategy=exhaustive"]), workers)
-    assert study.plans[0].best.settings == whole.plans[0].best.settings
-    assert {c.status for c in whole.plans[0].choices} <= {Status.RANKED, Status.SCOUTED}
+        complete = search_module.plan(loads(SMALL, overrides=["search.strategy=exhaustive"]), workers)
+    assert study.plans[0].best.settings == complete.plans[0].best.settings
+    assert {c.status for c in complete.plans[0].choices} <= {Status.RANKED, Status.SCOUTED}
 
 
 def test_a_choice_becomes_a_scenario_that_repeats_its_claim(study):
     best = study.plans[0].best
-    again = search_module.settled(asked()[0], best)
+    again = search_module.settled(requested()[0], best)
     assert again.search is None
     assert again.workload.request_rate == best.at.rate_rps
     assert loads(again.to_toml()).deployment == again.deployment
     again = again.with_run(seeds=3)
     longer = again.model_copy(update={"workload": again.workload.model_copy(update={"num_requests": 3000})})
-    told = simulate.run(longer.with_run(warmup_s=600 / best.at.rate_rps))[0].summary.ttft_s.p90
+    reported = simulate.run(longer.with_run(warmup_s=600 / best.at.rate_rps))[0].summary.ttft_s.p90
     claimed = best.at.values["ttft.p90"]
-    assert told.value == pytest.approx(claimed.value, rel=0.3)
-    assert told.value < 0.5 * 1.2
+    assert reported.value == pytest.approx(claimed.value, rel=0.3)
+    assert reported.value < 0.5 * 1.2
 
 
 def test_variants_are_questions_and_their_winners_are_swapped():
@@ -170,7 +170,7 @@ def test_a_replayed_trace_is_searched_by_its_parts(tmp_path):
     text = SMALL.replace(
         'isl = { kind = "uniform", low = 20, high = 200 }\nosl = 20\nrequest_rate = 1', f'trace = "{trace}"'
     ).replace("batch = [4, 32]", "batch = [1, 2]")
-    load = asked(text)[0].bench.load
+    load = requested(text)[0].bench.load
     assert (load.seeds, load.most) == (5, 400)
     assert load.at(0, 400, 2.0).arrival_s[-1] == pytest.approx(399 / 2.0)
     with search.threads(2) as workers:
@@ -194,17 +194,17 @@ def test_stages_share_the_batch():
 
 def test_a_search_carries_the_engines_host_to_its_questions_and_back():
     text = SMALL.replace("[engine]", 'host = "vllm"\n[engine]')
-    (question,) = asked(text)
-    whole = search_module.questions(loads(text))[0].bench.build({"deployment.gpu": "H100"})
-    assert whole.cost.host_s[0] == ENGINE_HOSTS["vllm"].step_s
+    (question,) = requested(text)
+    complete = search_module.questions(loads(text))[0].bench.build({"deployment.gpu": "H100"})
+    assert complete.cost.host_s[0] == ENGINE_HOSTS["vllm"].step_s
     assert 'host = "vllm"' in question.scenario.to_toml()
     axis = SMALL.replace("batch = [4, 32]", 'host = ["default", "sglang", { step_s = 0.002 }]')
-    (question,) = asked(axis)
-    told = [question.bench.build({"deployment.gpu": "H100", "deployment.host": h}).cost.host_s[0]
+    (question,) = requested(axis)
+    reported = [question.bench.build({"deployment.gpu": "H100", "deployment.host": h}).cost.host_s[0]
             for h in loads(axis).search.space["deployment.host"]]  # fmt: skip
-    assert told == [126e-6, ENGINE_HOSTS["sglang"].step_s, 0.002]
+    assert reported == [126e-6, ENGINE_HOSTS["sglang"].step_s, 0.002]
 
 
-def test_a_host_that_a_space_misspells_is_told():
+def test_a_misspelled_host_of_a_space_is_reported():
     with pytest.raises(ScenarioError, match="must be one of default, vllm, sglang, trtllm"):
         loads(SMALL.replace("batch = [4, 32]", 'host = ["vllm", "vlm"]'))

@@ -10,7 +10,7 @@ from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.usecases import search
 from lengthwise.usecases.variants import deployment
 
-ASKED = """
+REQUESTED = """
 [workload]
 isl = { kind = "uniform", low = 100, high = 300 }
 osl = { kind = "uniform", low = 20, high = 60 }
@@ -40,8 +40,8 @@ OTHERS = {
 def tables(request, tmp_path):
     """A scenario's file beside tables of it, and whether they keep what they are of."""
     path = tmp_path / "mine.toml"
-    path.write_text(ASKED, "utf-8")
-    made = deployment(config.loads(ASKED, overrides=["deployment.cost=roofline"]))
+    path.write_text(REQUESTED, "utf-8")
+    made = deployment(config.loads(REQUESTED, overrides=["deployment.cost=roofline"]))
     cost.save(made.cost, tmp_path / "c.npz", cost.MadeFor.of_deployment(made) if request.param else None)
     return path, request.param
 
@@ -49,34 +49,34 @@ def tables(request, tmp_path):
 @pytest.mark.parametrize("command", ["simulate", "capacity"])
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_deployment_is_refused(command, other, tables, capsys):
-    (path, told), (changes, words) = tables, OTHERS[other]
+    (path, reported), (changes, words) = tables, OTHERS[other]
     changed = [word for change in changes for word in ("--set", change)]
-    ended = main([command, str(path), *changed])
-    said = " ".join("".join(capsys.readouterr()).split())
-    if told:
-        assert ended != 0
-        assert words in said
+    finished = main([command, str(path), *changed])
+    message = " ".join("".join(capsys.readouterr()).split())
+    if reported:
+        assert finished != 0
+        assert words in message
     elif other != "model":
-        assert ended == 0
-        assert "do not record what they are of" in said
+        assert finished == 0
+        assert "do not record what they are of" in message
 
 
 @pytest.mark.parametrize("command", ["simulate", "capacity"])
 def test_its_own_deployment_takes_it_and_older_files_are_noted(command, tables, capsys):
-    path, told = tables
+    path, reported = tables
     assert main([command, str(path)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert ("llama-3-8b on H100 with tp 1 is taken on trust" in said) is not told
+    message = " ".join(capsys.readouterr().out.split())
+    assert ("llama-3-8b on H100 with tp 1 is taken on trust" in message) is not reported
 
 
 def test_a_decode_side_of_another_degree_is_refused(tables):
-    path, told = tables
-    asked = config.load(path, ["deployment.decode.tp=2"])
-    if told:
+    path, reported = tables
+    requested = config.load(path, ["deployment.decode.tp=2"])
+    if reported:
         with pytest.raises(ProfileError, match="tp 1, not 2"):
-            deployment(asked)
+            deployment(requested)
     else:
-        deployment(asked)
+        deployment(requested)
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,29 @@ def test_a_decode_side_of_another_degree_is_refused(tables):
 )
 def test_a_search_that_would_make_all_alike_is_refused(axes, words, tables):
     path, _ = tables
-    asked = config.load(path, [f"search.space={{ {', '.join(f'{k} = {v}' for k, v in axes.items())} }}"])
-    with pytest.raises(InputError, match="would make all alike") as told:
-        search.questions(asked)
-    assert words in str(told.value)
+    requested = config.load(path, [f"search.space={{ {', '.join(f'{k} = {v}' for k, v in axes.items())} }}"])
+    with pytest.raises(InputError, match="would make all alike") as reported:
+        search.questions(requested)
+    assert words in str(reported.value)
 
 
 @pytest.mark.slow
 def test_a_search_over_knobs_takes_tables_of_its_own_deployment(tables, capsys):
-    path, told = tables
+    path, reported = tables
     assert main(["search", str(path), "--set", "search.space={ max_num_seqs = [16, 64] }"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert ("is taken on trust" in said) is not told
+    message = " ".join(capsys.readouterr().out.split())
+    assert ("is taken on trust" in message) is not reported
 
 
 def test_a_file_for_each_alternative_is_taken(tables, tmp_path):
     path, _ = tables
-    two = deployment(config.loads(ASKED, overrides=["deployment.cost=roofline", "deployment.tp=2"]))
+    two = deployment(config.loads(REQUESTED, overrides=["deployment.cost=roofline", "deployment.tp=2"]))
     cost.save(two.cost, tmp_path / "two.npz", cost.MadeFor.of_deployment(two))
     text = path.read_text("utf-8").replace("[search.space]\ntp = [1]\n", "")
     for tp, name in ((1, "c"), (2, "two")):
         text += f'[[search.any_of]]\ntp = {tp}\ncost = "tables:{name}.npz"\n'
     path.write_text(text, "utf-8")
-    (asked,) = search.questions(config.load(path))
+    (requested,) = search.questions(config.load(path))
     for tp, name in ((1, "c"), (2, "two")):
         settings = {"deployment.tp": tp, "deployment.cost": f"tables:{name}.npz"}
-        assert asked.bench.build(settings).parallel.tp == tp
+        assert requested.bench.build(settings).parallel.tp == tp

@@ -67,7 +67,7 @@ def test_a_rate_only_stretches_time(build):
         (elis_gamma(4.0), 0.73**-0.5),
     ],
 )
-def test_rate_and_cv_are_those_asked_for(model, cv):
+def test_rate_and_cv_are_as_requested(model, cv):
     n = 200_000
     gaps = np.diff(model.sample(n, np.random.default_rng(1)), prepend=0)
     # Five standard errors of the mean gap; the cv's own error grows with its tail.
@@ -147,6 +147,6 @@ def test_replay_moves_to_zero_and_scales():
         (lambda: Replay([1], time_scale=-1), "time_scale"),
     ],
 )
-def test_what_cannot_be_is_said(build, message):
+def test_impossible_arrivals_are_reported(build, message):
     with pytest.raises(InputError, match=message):
         build()

@@ -72,7 +72,7 @@ def test_a_closed_loop_sets_the_concurrency():
         ({"priority": 0.5}, "one integer"),
     ],
 )
-def test_bad_arguments_are_said(arguments, message):
+def test_invalid_arguments_are_reported(arguments, message):
     with pytest.raises(InputError, match=message):
         generate(**{"num_requests": 5, "lengths": CHAT, "arrivals": AllAtOnce(), **arguments})
 
@@ -146,7 +146,7 @@ def test_trace_presets_have_the_statistics_of_their_traces(name):
     assert np.median(drawn.prompt_tokens / drawn.output_tokens) == pytest.approx(ratio, rel=0.03)
 
 
-def test_every_preset_says_where_it_comes_from():
+def test_every_preset_names_its_source():
     found = presets()
     assert list(found) == sorted(
         ["azure-conv", "mooncake-conv", "sharegpt", *TABLE_1, *(f"exegpt-{task}" for task in TABLE_3)]

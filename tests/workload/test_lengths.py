@@ -55,7 +55,7 @@ def test_quantile_functions_do_not_decrease_and_are_finite(marginal):
 
 
 @given(marginals, marginals, st.floats(-1, 1), st.integers(1, 300))
-def test_pairs_are_whole_positive_and_repeat_with_the_seed(prompt, output, correlation, n):
+def test_pairs_are_positive_integers_and_repeat_with_the_seed(prompt, output, correlation, n):
     model = Joint(prompt, output, correlation)
     first, again = (model.sample(n, np.random.default_rng(7)) for _ in range(2))
     for side, same in zip(first, again, strict=True):
@@ -138,9 +138,9 @@ def test_log_normal_by_median_and_p90():
 
 @given(st.floats(-300, 900), st.floats(30, 400), st.floats(1, 100), st.floats(50, 900))
 def test_truncated_normal_matches_scipy(mean, sd, low, span):
-    ours = TruncatedNormal(mean, sd, low, low + span).quantile(np.array([0.01, 0.5, 0.99]))
-    theirs = stats.truncnorm((low - mean) / sd, (low + span - mean) / sd, mean, sd).ppf([0.01, 0.5, 0.99])
-    assert ours.tolist() == pytest.approx(theirs.tolist(), rel=1e-6)
+    own = TruncatedNormal(mean, sd, low, low + span).quantile(np.array([0.01, 0.5, 0.99]))
+    other = stats.truncnorm((low - mean) / sd, (low + span - mean) / sd, mean, sd).ppf([0.01, 0.5, 0.99])
+    assert own.tolist() == pytest.approx(other.tolist(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_weights_count_as_repeats(seen):
     assert set(plain) <= set(seen)
 
 
-def test_conditional_keeps_each_class_apart():
+def test_conditional_separates_the_classes():
     model = Conditional(Uniform(1, 1000), (Fixed(7), Uniform(100, 200), Fixed(9)))
     prompt, output = model.sample(5000, np.random.default_rng(0))
     assert set(output[prompt <= 333]) == {7}
@@ -266,6 +266,6 @@ def test_redraw_is_the_distribution_below_the_limit():
         (lambda: Capped(Samples([1], [1]), 9, cut="half"), "cut must be"),
     ],
 )
-def test_impossible_lengths_are_said(build, message):
+def test_impossible_lengths_are_reported(build, message):
     with pytest.raises(InputError, match=message):
         build()

@@ -70,7 +70,7 @@ def test_every_row_format_is_found_and_read(tmp_path, name):
     assert got.name.startswith(name.split(".")[0])
 
 
-def test_what_a_format_knows_beyond_lengths_is_kept(tmp_path):
+def test_extra_columns_of_a_format_are_retained(tmp_path):
     burst = read(put(tmp_path, "b.csv", SAME["burst.csv"]))
     assert burst.extra["class"].tolist() == ["ChatGPT", "GPT-4", "ChatGPT"]
     assert burst.name == "b (without 1 empty)"
@@ -96,7 +96,7 @@ def test_sessions_become_codes(tmp_path):
     assert read(put(tmp_path, "b.csv", text)).extra["session"].tolist() == [0, -1, 1, 0]
 
 
-def test_lengths_without_times_come_at_once_and_say_so(tmp_path):
+def test_lengths_without_times_arrive_at_once_and_are_named_so(tmp_path):
     got = read(put(tmp_path, "l.csv", "num_prefill_tokens,num_decode_tokens,pd_ratio\n5,6,0.8\n7,8,0.9\n"))
     assert got.arrival_s.tolist() == [0, 0]
     assert got.name == "l (lengths only: all at once)"
@@ -162,15 +162,15 @@ def test_bad_files_name_file_line_and_value(tmp_path, name, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_gzip_file_that_is_cut_off_says_so(tmp_path):
-    whole = gzip.compress((VIDUR + "0,10,1\n" * 500).encode())
+def test_a_truncated_gzip_file_is_reported(tmp_path):
+    complete = gzip.compress((VIDUR + "0,10,1\n" * 500).encode())
     for keep in (-12, 30):
-        (tmp_path / "t.csv.gz").write_bytes(whole[:keep])
+        (tmp_path / "t.csv.gz").write_bytes(complete[:keep])
         with pytest.raises(TraceError, match=r"t\.csv\.gz: the gzip file is cut off or damaged"):
             read(tmp_path / "t.csv.gz")
 
 
-def test_a_missing_file_says_so(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(TraceError, match=r"no\.csv: cannot be read \(No such file"):
         read(tmp_path / "no.csv")
 
@@ -207,7 +207,7 @@ CHAT = [
 
 
 @pytest.mark.parametrize("text", [json.dumps(CHAT), lines(*CHAT)])
-def test_sharegpt_counts_the_history_and_skips_what_nobody_asked(tmp_path, text):
+def test_sharegpt_counts_the_history_and_skips_unrequested_turns(tmp_path, text):
     got = read(put(tmp_path, "chat.json", text))
     turns = [t.get("value", t.get("content")) for t in CHAT[0]["conversations"] if isinstance(t, dict)]
     tokens = [estimated_tokens(t) if t else 0 for t in turns]
@@ -251,7 +251,7 @@ def test_recorded_block_ids_cover_the_prompts(shared):
     assert np.array_equal(blocks, -(-got.prompt_tokens // 512))
 
 
-def test_the_estimate_of_tokens_is_as_good_as_it_says(shared):
+def test_the_estimate_of_tokens_is_as_good_as_stated(shared):
     got = read(shared("data/traces/aibrix_sharegpt_8min_up_and_down.jsonl.gz"))
     estimates = np.array([estimated_tokens(text) for text in got.extra["prompt"]])
     assert estimates.sum() / got.prompt_tokens.sum() == pytest.approx(1, abs=0.15)

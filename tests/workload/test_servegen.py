@@ -102,7 +102,7 @@ def test_bad_files_are_named(pair, rates, pmfs, message):
         read(pair / "toy_rates.csv")
 
 
-def test_what_is_not_there_is_named(pair, tmp_path):
+def test_a_missing_file_is_named(pair, tmp_path):
     (pair / "toy_length_pmfs.jsonl").unlink()
     with pytest.raises(TraceError, match=r"toy_length_pmfs\.jsonl: cannot be read"):
         read(pair / "toy_rates.csv")

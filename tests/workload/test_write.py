@@ -79,7 +79,7 @@ def test_parquet_can_be_cut_and_scaled(tmp_path):
     assert after.predicted_tokens.tolist() == before.predicted_tokens[:10].tolist()
 
 
-def test_mooncake_keeps_blocks_and_sessions_and_whole_milliseconds(tmp_path):
+def test_mooncake_keeps_blocks_and_sessions_and_integer_milliseconds(tmp_path):
     blocks = np.empty(2, object)
     blocks[0], blocks[1] = np.array([1, 2]), np.array([], dtype=int)
     before = of([(0.0, 600, 5), (3.0, 7, 8)], extra={"block_ids": blocks, "session": np.array([4, 5])})
@@ -111,7 +111,7 @@ def names(folder: Path) -> list[str]:
         ("", "vidur", OutputError, "it is a folder"),
     ],
 )
-def test_what_cannot_be_written_is_said(tmp_path, name, form, error, message):
+def test_unwritable_workloads_are_reported(tmp_path, name, form, error, message):
     with pytest.raises(error, match=message):
         write(of([(0.0, 1, 1)]), tmp_path / name, form)
     assert names(tmp_path) == []
@@ -149,7 +149,7 @@ def test_parquet_of_others_needs_the_three_columns_and_good_values(tmp_path):
             read(path)
 
 
-def test_a_cut_off_parquet_file_says_so(tmp_path):
+def test_a_truncated_parquet_file_is_reported(tmp_path):
     path = tmp_path / "w.parquet"
     write(preset("chat-1m").generate(2000), path)
     path.write_bytes(path.read_bytes()[:-500])
@@ -158,24 +158,24 @@ def test_a_cut_off_parquet_file_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["w.csv", "w.jsonl", "w.parquet"])
-def test_tenants_are_kept(tmp_path, name):
+def test_tenants_are_retained(tmp_path, name):
     write(of([(0.0, 1, 1), (1.0, 1, 1), (2.0, 1, 1)], tenant=[2, 0, 2]), tmp_path / name)
     assert read(tmp_path / name).tenant.tolist() == [2, 0, 2]
     assert read(tmp_path / name, max_requests=2).tenant.tolist() == [2, 0]
 
 
-def test_named_tenants_are_numbered_and_nobody_is_a_tenant_too(tmp_path):
+def test_named_tenants_are_numbered_and_a_missing_one_is_a_tenant_too(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens,tenant\n0,1,1,ann\n1,2,2,bob\n2,3,3,\n3,1,1,ann\n")
     assert read(path).tenant.tolist() == [0, 1, 2, 0]
 
 
-def test_parquet_keeps_predictions_made_again(tmp_path):
+def test_parquet_keeps_repredictions(tmp_path):
     made = Predictions(5, np.array([0, 2, 3]), np.array([7.0, 9.5, 1.0]), np.array([4.0, 3.0, 1.5]))
     write(of([(0.0, 1, 9), (1.0, 1, 1)], predictions=made), tmp_path / "w.parquet")
     after = read(tmp_path / "w.parquet")
     assert after.predictions.window_tokens == 5
-    for column in ("start", "total_tokens", "index_tokens"):
+    for column in ("start", "total_tokens", "gittins_rank"):
         np.testing.assert_array_equal(getattr(after.predictions, column), getattr(made, column))
     assert after.predicted_tokens.tolist() == [7.0, 1.0]
     assert len(read(tmp_path / "w.parquet", max_requests=1).predictions) == 1

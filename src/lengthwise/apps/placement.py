@@ -143,8 +143,8 @@ def place(
 ) -> Placement | None:
     """Return the placement with the least total time to make replicas ready; None: the GPUs do not suffice.
 
-    Replicas of ``before`` remain in place if possible: only under the same shape as in ``running``, or with () if they
-    are of equal size; those ``in_sleep`` can be woken in place.
+    A replica of ``before`` stays if its model has the same shape in ``running``; for a model that ``running`` omits, an
+    equal size suffices. Replicas ``in_sleep`` can be woken where they are.
     """
     if not fits(plans, cluster):
         return None

@@ -179,7 +179,7 @@ ORDERED_BY_PRIORITY = {
     "priority": "Requests went by their class: send it as the field `priority`, smaller first.",
     "sjf": "Requests went by predicted output: send it, in tokens, as the field `priority`.",
     "srtf": _BY_REMAINING,
-    "gittins": "Requests went by the Gittins index of their predicted length: send it, in tokens, as the field "
+    "gittins": "Requests went by the Gittins rank of their predicted length: send it, in tokens, as the field "
     "`priority`; it cannot change once a request is sent.",
     "longest_remaining": _BY_REMAINING,
     "ljf": "Requests went by predicted output, longest first: send it negated as the field `priority`.",
@@ -227,7 +227,7 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
         yield (
             f"Rank {rank.name} goes by predicted lengths, which no engine knows. A gateway orders exactly so: it keeps "
             "the queue and passes an engine no more requests than run at once."
-            + (updates if rank.uses("remaining_tokens", "index_tokens") else "")
+            + (updates if rank.uses("remaining_tokens", "gittins_rank") else "")
         )
     preemption = policy_name(d.scheduler.preemption)
     if preemption != "never":

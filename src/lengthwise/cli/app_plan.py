@@ -55,7 +55,7 @@ def run(
 
     planning = PlanSettings(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
     requested = load_app_request(app_file, set_ or (), node or (), profile)
-    outputs.require_answers(json, report, requested.file.files)
+    outputs.require_outputs(json, report, requested.file.files)
 
     from lengthwise.apps.plan import write_plan
     from lengthwise.cli.app_report import facts_of
@@ -68,7 +68,7 @@ def run(
     details = facts_of(requested, planned, app_file.stem)
     if not quiet and json != outputs.STDOUT:
         show(plan, details)
-    outputs.write_answers(
+    outputs.write_outputs(
         json, report, plan, write_plan, lambda path, plan: write_app_html(path, plan, details), quiet=quiet
     )
 

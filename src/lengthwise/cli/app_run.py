@@ -57,7 +57,7 @@ def run(
     from lengthwise.usecases.app_setup import load_app_request
 
     requested = load_app_request(app_file, set_ or (), node or (), profile)
-    outputs.require_answers(None, report, requested.file.files)
+    outputs.require_outputs(None, report, requested.file.files)
     store = store or requested.file.run.store
     folder = RunFolder(out, store)
     folder.require_free(resume=resume)

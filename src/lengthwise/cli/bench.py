@@ -92,7 +92,7 @@ def run(
     overrides += [f"slo.{text}" for text in slo or ()]
     _require_arrivals(scenario_file, workload, overrides)
     scenario = bench.server_scenario(scenario_file, workload, variant, overrides)
-    outputs.require_answers(json, report, scenario.files, [] if records is None else [records])
+    outputs.require_outputs(json, report, scenario.files, [] if records is None else [records])
     if records is not None and records.is_file() and not force:  # is_file: a device or a pipe loses nothing
         raise OutputError(
             f"{records} exists already, and a measurement cannot be repeated: name another file, or give --force to "

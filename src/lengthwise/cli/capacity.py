@@ -43,7 +43,7 @@ def run(
     given = {"limits": _inline_table(limit) if limit else None, "precision": precision, "seeds": seeds}
     search = [f"search.{name}={value}" for name, value in given.items() if value is not None]
     scenario = config.load(scenario_file, [*options.overrides(set_, cost), *search])
-    outputs.require_answers(json, None, scenario.files)
+    outputs.require_outputs(json, None, scenario.files)
     options.print_notes(scenario.notes, quiet=quiet)
 
     from lengthwise.usecases.capacity import capacities, capacities_json

@@ -56,7 +56,7 @@ def run(
     from lengthwise.config.comparison import bounds_of, slo_of
 
     limits, bounds = slo_of(slo or []), bounds_of(fail_above or [])
-    outputs.require_answers(json, report, [a, b])
+    outputs.require_outputs(json, report, [a, b])
     prediction, reference = read_named([a, b])
     found = metrics.compare(prediction, reference, paired=False if unpaired else "auto", warmup_s=warmup, slo=limits)
     exceeded = reports.exceeded_bounds(found, bounds)
@@ -66,7 +66,7 @@ def run(
     def as_html(path: Path, found: Comparison) -> None:
         reports.write_compare_html(path, found, prediction, reference)
 
-    outputs.write_answers(json, report, found, reports.write_compare_json, as_html, quiet=quiet)
+    outputs.write_outputs(json, report, found, reports.write_compare_json, as_html, quiet=quiet)
     for line in exceeded:
         typer.echo(f"above its bound: {line}", err=True)
     if exceeded:

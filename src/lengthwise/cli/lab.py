@@ -36,7 +36,7 @@ def run(
 
     repeated = [] if seeds is None else [f"lab.seeds={seeds}"]
     scenario = config.load(scenario_file, [*options.overrides(set_, cost), *repeated])
-    outputs.require_answers(json, report, scenario.files)
+    outputs.require_outputs(json, report, scenario.files)
     options.print_notes(scenario.notes, quiet=quiet)
 
     from lengthwise import report as reports
@@ -50,4 +50,4 @@ def run(
         if scenario.description:
             out.print(scenario.description, style="dim")
         out.print(reports.lab_table(table))
-    outputs.write_answers(json, report, table, reports.write_lab_json, reports.write_lab_html, quiet=quiet)
+    outputs.write_outputs(json, report, table, reports.write_lab_json, reports.write_lab_html, quiet=quiet)

@@ -60,6 +60,6 @@ def toml_value(text: str) -> str:
 
 
 def print_notes(notes: Iterable[str], *, quiet: bool = False) -> None:
-    """Print the settings that an override removed, a line each, on standard error."""
+    """Print a scenario's notes, a line each, on standard error."""
     for note in () if quiet else notes:
         typer.echo(note, err=True)

@@ -33,7 +33,7 @@ def require_writable(paths: Iterable[Path], inputs: Iterable[Path] = ()) -> None
         seen.add(target)
 
 
-def require_answers(
+def require_outputs(
     json: Path | None, report: Path | None, inputs: Iterable[Path] = (), more: Iterable[Path] = ()
 ) -> None:
     """Raise InputError if ``--json``, ``--report`` or a file of ``more`` cannot be written, or jinja2 is missing."""
@@ -57,7 +57,7 @@ def require_report_extra() -> None:
         raise MissingExtraError("the HTML report", "report")
 
 
-def write_answers(
+def write_outputs(
     json: Path | None,
     html: Path | None,
     answer: Any,
@@ -80,8 +80,8 @@ def write_answers(
 
 
 def write_text(path: Path, text: str, *, quiet: bool = False) -> None:
-    """Write a text file, or print the text if the path is ``-``, as ``write_answers`` does."""
-    write_answers(path, None, text.encode(), write_whole, quiet=quiet)
+    """Write a text file, or print the text if the path is ``-``, as ``write_outputs`` does."""
+    write_outputs(path, None, text.encode(), write_whole, quiet=quiet)
 
 
 def print_written(paths: Iterable[Path]) -> None:

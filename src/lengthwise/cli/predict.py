@@ -103,7 +103,7 @@ def evaluate(
     from lengthwise.report.predict import predict_json, write_predict_html
     from lengthwise.schema.files import write_whole
 
-    outputs.require_answers(json, report, files)
+    outputs.require_outputs(json, report, files)
     predictor = _open(predictor_file)
     unique = len({file.name for file in files}) == len(files)
     groups = {file.name if unique else str(file): [file] for file in files}
@@ -117,7 +117,7 @@ def evaluate(
     if json != outputs.STDOUT:
         print_scores(found, f"{predictor_file} on {', '.join(map(str, files))}")
     heading = f"Predicted lengths: {predictor_file}"
-    outputs.write_answers(
+    outputs.write_outputs(
         json,
         report,
         found,

@@ -36,7 +36,7 @@ def run(
     from lengthwise.cost.profiles import check_profiles, read_profile
     from lengthwise.report.profile import check_json
 
-    outputs.require_answers(json, None, [new, old])
+    outputs.require_outputs(json, None, [new, old])
     found = check_profiles(read_profile(new), read_profile(old), tolerance=tolerance, seed=seed)
     if json is not None:
         outputs.write_text(json, check_json(found), quiet=True)

@@ -37,13 +37,13 @@ def run(
     from lengthwise.report.profile import profile_json, write_profile_html
     from lengthwise.schema.files import write_whole
 
-    outputs.require_answers(json, report, [file])
+    outputs.require_outputs(json, report, [file])
     view = describe_profile(
         read_profile(file), catalog.gpu(gpu) if gpu else None, catalog.model(model) if model else None
     )
     if json != outputs.STDOUT:
         _show(view)
-    outputs.write_answers(
+    outputs.write_outputs(
         json, report, view, lambda path, view: write_whole(path, profile_json(view).encode()), write_profile_html
     )
 

@@ -58,7 +58,7 @@ def run(
 
     changes = settings(latency_bound, strategy, threshold, bound_for, gpus, baselines, expected=expected)
     scenario = config.load(scenario_file, [*options.overrides(set_, cost), *changes])
-    outputs.require_answers(json, report, scenario.files)
+    outputs.require_outputs(json, report, scenario.files)
 
     from lengthwise import backend
     from lengthwise.cli.tables import console
@@ -77,7 +77,7 @@ def run(
     printing = not quiet and json != outputs.STDOUT
     if printing:
         show(plan, scenario, seconds)
-    outputs.write_answers(json, report, plan, write_schedule_json, write_schedule_html, quiet=quiet)
+    outputs.write_outputs(json, report, plan, write_schedule_json, write_schedule_html, quiet=quiet)
     if deploy is not None:
         launch = schedule_launch.write_schedule_launch(scenario, plan, deploy)
         if printing:

@@ -90,7 +90,7 @@ def run(
     changes = settings(latency_bound, strategy, threshold)
     number = [] if requests is None else [f"workload.num_requests={requests}"]
     scenario = config.load(scenario_file, [*(set_ or ()), *changes, *number])
-    outputs.require_answers(json, None, scenario.files)
+    outputs.require_outputs(json, None, scenario.files)
     if out is not None:
         outputs.require_folder(out)
     follow = _follow(false_positive_rate, storage, horizon, adapt=adapt)
@@ -167,7 +167,7 @@ def show_plan(planned: PlannedRun, engines: int) -> None:
     else:
         share = phases.threshold
         resized = "" if share is None else f", prefill batches resized within {100 * share:g} %"
-        out.print(f"at most {phases.max_in_flight} concurrent requests per engine{resized}", style="dim")
+        out.print(f"at most {phases.max_requests} concurrent requests per engine{resized}", style="dim")
 
 
 def show(done: ScheduleRun) -> None:

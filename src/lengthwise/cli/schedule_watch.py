@@ -53,7 +53,7 @@ def run(
     from lengthwise import config
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
-    outputs.require_answers(json, None, scenario.files)
+    outputs.require_outputs(json, None, scenario.files)
 
     from lengthwise.cli.tables import console
     from lengthwise.report.schedule import write_watched_json
@@ -70,7 +70,7 @@ def run(
         out = console()
         for line in watch_sentences(report):
             out.print(line)
-    outputs.write_answers(json, None, report, write_watched_json, quiet=quiet)
+    outputs.write_outputs(json, None, report, write_watched_json, quiet=quiet)
 
 
 def replan_options(storage: str, horizon: str, margin: float | None) -> ReplanOptions:

@@ -43,7 +43,7 @@ def run(
 
     ranking = [] if top is None else [f"search.top={top}"]
     scenario = config.load(scenario_file, [*options.overrides(set_, cost), *ranking])
-    outputs.require_answers(json, report, scenario.files)
+    outputs.require_outputs(json, report, scenario.files)
     if deploy is not None:
         outputs.require_folder(deploy)
     options.print_notes(scenario.notes, quiet=quiet)
@@ -65,7 +65,7 @@ def run(
         if scenario.description:
             out.print(scenario.description, style="dim")
         out.print(reports.search_table(study, top=scenario.search.top if scenario.search else 10))
-    outputs.write_answers(json, report, study, reports.write_search_json, reports.write_search_html, quiet=quiet)
+    outputs.write_outputs(json, report, study, reports.write_search_json, reports.write_search_html, quiet=quiet)
     if deploy is not None:
         folders = usecase.write_launches(scenario, study, deploy, deploy_top)
         outputs.print_written([] if quiet else folders)

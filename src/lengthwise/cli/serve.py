@@ -182,7 +182,7 @@ def _report(journal: Path, config_file: Path | None, overrides: list[str], json:
     from lengthwise.gateway import observe
     from lengthwise.report.json_file import json_text
 
-    outputs.require_answers(json, None, [journal])
+    outputs.require_outputs(json, None, [journal])
     engines = ["http://localhost"] if config_file is None else []  # required, and not contacted
     settings = config.load_gateway(config_file, [*overrides, "listen.journal=null"], engines)
     found = observe.report(journal, settings.config.order)

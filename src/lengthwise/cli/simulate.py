@@ -39,7 +39,8 @@ def run(
     records: Annotated[
         Path | None,
         Option(
-            metavar="FILE.parquet", help="Write the first seed's requests and times; of variants: FILE-NAME.parquet."
+            metavar="FILE.parquet",
+            help="Write the first seed's requests and times; several variants: FILE-NAME.parquet each.",
         ),
     ] = None,
     quiet: Quiet = False,
@@ -55,7 +56,7 @@ def run(
         scenario = scenario.with_run(seeds=seeds)
     names = [effective.name for effective in scenario.effective()]
     traces, record_files = variant_files(timeline, names), variant_files(records, names, first_unnamed=False)
-    outputs.require_answers(json, report, scenario.files, [*traces.values(), *record_files.values()])
+    outputs.require_outputs(json, report, scenario.files, [*traces.values(), *record_files.values()])
     variants = build(scenario)
     options.print_notes(scenario.notes, quiet=quiet)
 
@@ -87,7 +88,7 @@ def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: boo
     """
     if path is None:
         return {}
-    if path == outputs.STDOUT:  # which require_answers refuses
+    if path == outputs.STDOUT:  # which require_outputs refuses
         return {names[0]: path}
     unnamed = 1 if first_unnamed or len(names) == 1 else 0
     return {name: path if i < unnamed else outputs.variant_path(path, name) for i, name in enumerate(names)}
@@ -129,7 +130,7 @@ def write(results: list[Result], json: Path | None, html: Path | None, *, quiet:
     """Write the requested files, and print where they are unless ``quiet``."""
     from lengthwise import report
 
-    outputs.write_answers(json, html, results, report.write_json, report.write_html, quiet=quiet)
+    outputs.write_outputs(json, html, results, report.write_json, report.write_html, quiet=quiet)
 
 
 def write_records(outcomes: Sequence[VariantOutcome], files: dict[str, Path]) -> None:

@@ -67,7 +67,7 @@ def multibin(
     from lengthwise import theory
     from lengthwise.config.sources import service_times
 
-    outputs.require_answers(json, report)
+    outputs.require_outputs(json, report)
     times, metadata = service_times(uniform, exponential, lengths, token_time, fixed_time)
     metadata += [f"batches of {batch}", f"{boundaries} boundaries"]
     metadata += [f"accuracy {', '.join(accuracy)}"] if accuracy else []
@@ -120,7 +120,7 @@ def queue(
     from lengthwise import theory
     from lengthwise.config.sources import predicted_times, service_times
 
-    outputs.require_answers(json, report)
+    outputs.require_outputs(json, report)
     true_and_predicted = None
     if pairs is None:
         times, metadata = service_times(uniform, exponential, lengths, token_time, fixed_time)
@@ -165,7 +165,7 @@ def _finish(study: MultiBinStudy | QueueStudy, report: Path | None, json: Path |
         for line in answers(study):
             out.print(line, highlight=False)
 
-    outputs.write_answers(json, report, study, write_theory_json, write_theory_html, quiet=quiet)
+    outputs.write_outputs(json, report, study, write_theory_json, write_theory_html, quiet=quiet)
 
 
 def _show_bins(study: MultiBinStudy) -> None:

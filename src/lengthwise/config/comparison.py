@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lengthwise.metrics import Slo
+from lengthwise.schema import metric_names
 from lengthwise.schema.errors import InputError
 
 _UNITS_S = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "s": 1.0, "h": 3600.0, "": 1.0}  # "s" after the units that end in s
-_METRICS = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "tpot_s", "jct": "jct_s", "e2e": "jct_s"}
+_LIMITED = {"ttft": "ttft_s", "tpot": "tpot_s", "jct": "jct_s"}
 
 
 def slo_of(texts: Sequence[str]) -> Slo | None:
@@ -18,7 +19,7 @@ def slo_of(texts: Sequence[str]) -> Slo | None:
         name, _, limit = (part.strip() for part in text.partition("="))
         unit = next(unit for unit in _UNITS_S if limit.endswith(unit))
         try:
-            limits[_METRICS[name]] = float(limit.removesuffix(unit)) * _UNITS_S[unit]
+            limits[_LIMITED[metric_names.split(name)[0]]] = float(limit.removesuffix(unit)) * _UNITS_S[unit]
         except (KeyError, ValueError):
             raise InputError(f"--slo must be like ttft=2s, tpot=100ms or jct=1min; it is {text!r}") from None
     return Slo(**limits) if limits else None
@@ -26,9 +27,10 @@ def slo_of(texts: Sequence[str]) -> Slo | None:
 
 def bounds_of(texts: Sequence[str]) -> dict[str, float]:
     """Return the bounds of texts such as "ttft.p95=10%" by metric and statistic."""
-    bounds = {}
+    bounds: dict[str, float] = {}
     for text in texts:
-        key, _, share = (part.strip() for part in text.partition("="))
+        name, _, share = (part.strip() for part in text.partition("="))
+        key = ".".join(filter(None, metric_names.split(name)))
         try:
             bounds[key] = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
         except ValueError:

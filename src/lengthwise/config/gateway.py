@@ -76,7 +76,7 @@ class EngineTemplate(Section):
     kind: Kind = "auto"
     api_key_env: Text | None = None
     api_key_file: Text | None = None
-    in_flight: PositiveInt | None = None
+    concurrency: PositiveInt | None = None
     tls: TlsSection | None = None
     probe: bool = _ENGINE.probe
     generation_defaults: GenerationDefaults = "unknown"
@@ -140,7 +140,7 @@ class PhasesSection(Section):
     decode_batch: _Mean | None = None
     mean_prompt_tokens: _Mean | None = None
     threshold: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
-    max_in_flight: PositiveInt | None = None
+    max_requests: PositiveInt | None = None
 
 
 class DispatchSection(Section):
@@ -410,7 +410,7 @@ class _Builder:
             if isinstance(section, EngineSection):
                 check_address(section.url, "the address of a server")
                 url, name = section.url, section.name
-            settings = section.model_dump(include={"kind", "in_flight", "probe", "generation_defaults"})
+            settings = section.model_dump(include={"kind", "concurrency", "probe", "generation_defaults"})
             key, tls = _engine_key(section, self.folder), self._tls(section.tls, *path)
             return gateway_config.Engine(url, name=name, api_key=key, tls=tls, **settings)
         # Its problem is recorded; a unique name keeps it from being reported as a duplicate too.

@@ -13,6 +13,7 @@ from lengthwise.config.files import Table, assignment, merged, parse, read, remo
 from lengthwise.config.search_space import axis_name, flat, limit_names, space_problems, with_first_values
 from lengthwise.config.validation import Problem, raise_if_any, validated
 from lengthwise.config.values import Section
+from lengthwise.schema import metric_names
 from lengthwise.schema.errors import InputError
 
 
@@ -55,7 +56,7 @@ class Scenario(Section):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each setting that an override removed."""
+        """Return notes: settings that an override removed, and those of limited effect."""
         return self._notes
 
     @property
@@ -139,10 +140,10 @@ ALIASES: dict[str, dict[str, str]] = {
     ),
     "scheduler": _aliases(
         policy="name", rank="scheduling_policy", router="routing", binning="bins", max_wait_s="max_wait",
-        batch_wait_s="batch_wait", window_tokens="window",
+        batch_wait_s="batch_wait", preemption_interval_steps="window",
     ),
     "predictor": _aliases(file="path", window_tokens="window"),
-    "slo": _aliases(tpot="itl", jct="e2e e2el e2e_latency request_latency"),
+    "slo": {alias: key for alias, key in metric_names.ALIASES.items() if key == "jct"},
     "run": _aliases(seeds="num_seeds", warmup_s="warmup", time_limit_s="time_limit"),
     "search": _aliases(objective="goal", rate="request_rate", max_gpus="gpus", limits="slo", seeds="num_seeds"),
     "length": _aliases(low="min", high="max", sd="std stddev"),
@@ -153,7 +154,7 @@ _KINDS = {
     "arrivals": {"static": "all_at_once", "burst": "all_at_once"},
 }
 _NO_TBT = (
-    "gaps are pooled over requests and judge none of them; limit tpot, and read TBT in the table; "
+    "times between tokens are pooled over requests, so that no single request can be judged by them: limit tpot; "
     "known in slo are ttft, tpot, jct"
 )
 _SHORT = {"scheduler": "policy", "predictor": "kind"}
@@ -242,7 +243,7 @@ def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
     values, names = Table(), {}
     for key, value in table.items():
         stem, _, unit = key.rpartition("_")
-        if key in ("tbt", "tbt_ms", "tbt_s"):
+        if key in ("tbt", "tbt_ms", "tbt_s", "itl", "itl_ms", "itl_s"):
             problems.append(Problem((*path, key), _NO_TBT))
         elif unit in ("ms", "s") and isinstance(value, int | float):
             names[key] = ALIASES["slo"].get(stem, stem)

@@ -10,6 +10,7 @@ from lengthwise.config.files import Table, merged
 from lengthwise.config.sections import DeploymentSection, EngineSection, SchedulerSection, SearchSection
 from lengthwise.config.validation import Problem, validated
 from lengthwise.config.values import Section, seconds
+from lengthwise.schema import metric_names
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Limit
 from lengthwise.search import Space, check_limit
@@ -18,10 +19,9 @@ _SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine"
 _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 """Settings that may be an axis."""
-_METRICS = {"itl": "tbt", "e2e": "jct", "e2el": "jct", "delay": "queueing_delay", "queueing": "queueing_delay"}
 _AXES = {"scheduler": "scheduler.policy", "batch": "engine.max_num_seqs", "chunk": "engine.max_num_batched_tokens"}
 REPLICAS = "deployment.replicas"
-LOWER_BOUNDED = ("goodput", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
+LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
 """Metrics that a limit bounds from below; all others are bounded from above."""
 
 
@@ -47,8 +47,7 @@ def limit_names(table: Mapping[str, Any]) -> Table:
     """Return ``ttft.p90 = "2s"`` and ``e2e = { p99 = "9s" }`` under dotted keys with the metric's own name."""
     out: Table = {}
     for text, value in flat(table).items():
-        metric, dot, statistic = text.partition(".")
-        out[f"{_METRICS.get(metric, metric)}{dot}{statistic}"] = value
+        out[".".join(filter(None, metric_names.split(text)))] = value
     return out
 
 

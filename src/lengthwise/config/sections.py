@@ -41,7 +41,10 @@ _LOADS = ("request_rate", "concurrency", "arrivals")
 
 
 class DecodeSection(Section):
-    """The decode side of a disaggregated deployment; settings that it lacks are those of the prefill side."""
+    """The decode side of a disaggregated deployment.
+
+    ``max_num_seqs``, ``gpu_memory_utilization`` and engine settings without a key here are those of the prefill side.
+    """
 
     tp: UpTo1024 = 1
     pp: UpTo1024 = 1
@@ -135,7 +138,7 @@ class WorkloadSection(Section):
 
 
 class HostTable(Section):
-    """Seconds that the host of an engine adds to a step and to each sequence in it, and to a request before it."""
+    """Seconds that an engine's host adds to each step, to each sequence in it, and to each request before it enters."""
 
     step_s: HostSeconds = HostOverhead().step_s
     sequence_s: HostSeconds = HostOverhead().sequence_s
@@ -194,7 +197,7 @@ class DeploymentSection(Section):
 
 
 class EngineSection(Section):
-    """The engine's limits under their vLLM names; bounds keep a typing error from allocating terabytes."""
+    """The engine's limits under their vLLM names; bounds keep a typo from allocating terabytes."""
 
     max_num_seqs: Seqs = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
@@ -229,19 +232,19 @@ class SchedulerSection(Section):
     binning: Text | None = None
     max_wait_s: Wait | None = None  # requests that have waited longer in total precede all others, in order of arrival
     batch_wait_s: Wait | None = None  # how long the first request of a bin waits for the bin to fill
-    window_tokens: Count | None = None  # steps after which preemption is considered again
+    preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
 
 
 class SloSection(Section):
     """What a request must meet to count as good: seconds, or texts such as "200ms"."""
 
     ttft: Seconds | None = None  # time to first token
-    tpot: Seconds | None = None  # or itl: mean time between the request's tokens
+    tpot: Seconds | None = None  # (finish - first token) / (output tokens - 1)
     jct: Seconds | None = None  # or e2e: arrival to last token
 
 
 class RunSection(Section):
-    """How to simulate: ``seeds`` runs from ``seed`` on; ``warmup_s`` is left out of the numbers."""
+    """How to simulate: ``seeds`` runs from ``seed`` on; requests before ``warmup_s`` count only in TBT and hardware."""
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 1

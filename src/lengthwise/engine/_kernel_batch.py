@@ -5,7 +5,7 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, masked_attention, merged_prefill_attention, prefill_attention, row
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import assign_slot_index, drop_partial, join
+from lengthwise.engine._kernel_groups import assign_return_number, drop_partial, join
 from lengthwise.engine._kernel_memory import (
     blocks_to_admit,
     charge,
@@ -53,8 +53,8 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
         rep.phase_steps = 0
         rep.phase_rounds = 0
     if admit > 0:
-        rep.steps_since = 0
-        rep.ended_since = 0
+        rep.steps_since_admit = 0
+        rep.ended_since_admit = 0
         _update_order(S, r, now_s, rank, memory, preemption)
     if flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, rank, victim)
@@ -79,7 +79,7 @@ def _plan(S, r, decodes, next_tokens, batching):
     params = S.params[rep.side]
     return batching(
         decodes, rep.partials, S.queues[rep.queue].length, S.running[r], rep.in_flight, params.token_budget,
-        params.max_num_seqs, rep.steps_since, rep.ended_since, rep.phase_steps, rep.phase_rounds, w.prompts,
+        params.max_num_seqs, rep.steps_since_admit, rep.ended_since_admit, rep.phase_steps, rep.phase_rounds, w.prompts,
         w.prompt_tokens, next_tokens, params.pp, params.parameter_0, params.parameter_1, params.parameter_2,
         params.parameter_3, params.parameter_4, params.parameter_5,
     )  # fmt: skip
@@ -360,7 +360,7 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):  #
         if q.swapped == 1:
             q.swapped = 0
             w.swap_s += q.blocks * params.swap_s_per_block
-            assign_slot_index(S, slot)
+            assign_return_number(S, slot)
             join(S, rep.idle, slot)
         else:
             _add_prompt(S, slot, chunk)

@@ -65,13 +65,13 @@ def update(S, g, slot):
 
 
 @jit
-def assign_slot_index(S, slot):
+def assign_return_number(S, slot):
     """Number a request that returns from a step; the numbers break ties between victims.
 
     Members of a group retain their numbers while no other sequence is idle, as their order does not change.
     """
-    S.counters[0].slot_indices += 1
-    S.slots[slot].slot_index = S.counters[0].slot_indices
+    S.counters[0].return_numbers += 1
+    S.slots[slot].return_number = S.counters[0].return_numbers
 
 
 @jit_cold
@@ -80,16 +80,16 @@ def renumber(S, g):
     members = S.groups[g].members
     for count in range(members):
         slot = S.heaps[g, count] & _MASK
-        slot_index = S.slots[slot].slot_index
+        return_number = S.slots[slot].return_number
         i = count
-        while i > 0 and S.tmp_tie[i - 1] > slot_index:
+        while i > 0 and S.tmp_tie[i - 1] > return_number:
             S.tmp_tie[i] = S.tmp_tie[i - 1]
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             i -= 1
-        S.tmp_tie[i] = slot_index
+        S.tmp_tie[i] = return_number
         S.tmp_slot[i] = slot
     for i in range(members):
-        assign_slot_index(S, S.tmp_slot[i])
+        assign_return_number(S, S.tmp_slot[i])
 
 
 @jit_cold

@@ -35,7 +35,7 @@ def end_request(S, r, slot, status, now_s):
     result.status = status
     result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
     result.queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
-    S.replicas[r].ended_since += 1
+    S.replicas[r].ended_since_admit += 1
     if S.params[0].central_queue == 0:
         S.tokens[r] -= outstanding(S.prompt[q.index], S.predicted[q.index])
     if S.params[0].tracks_service == 1:
@@ -313,14 +313,14 @@ def _order_victims(S, r, now_s, victim):
     count = 0
     for at in range(_update_idle(S, r)):
         slot = _idle(S, r, at)
-        key, slot_index, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].slot_index, count
-        while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > slot_index)):
+        key, return_number, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].return_number, count
+        while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > return_number)):
             S.tmp_key[i] = S.tmp_key[i - 1]
             S.tmp_tie[i] = S.tmp_tie[i - 1]
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             i -= 1
         S.tmp_key[i] = key
-        S.tmp_tie[i] = slot_index
+        S.tmp_tie[i] = return_number
         S.tmp_slot[i] = slot
         count += 1
     return count
@@ -338,7 +338,7 @@ def rank_residents(S, r, now_s, rank):
         slot = _idle(S, r, i)
         if S.slots[slot].generated > S.slots[slot].generated_at_admission:
             S.tmp_key[count] = rank_key(S, now_s, slot, rank)
-            S.tmp_tie[count] = S.slots[slot].slot_index
+            S.tmp_tie[count] = S.slots[slot].return_number
             S.tmp_slot[count] = slot
             count += 1
     return count

@@ -144,9 +144,9 @@ def key_of(S, function, now_s, q):
     predicted = predicted_total(S, q.index, q.generated)
     remaining = max(1.0, predicted - q.generated)
     queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
-    index_tokens = _predicted_index(S, q.index, q.generated, remaining)
+    gittins_rank = _predicted_index(S, q.index, q.generated, remaining)
     key = function(
-        now_s, q.arrival_s, q.prompt, q.generated, predicted, remaining, index_tokens, queued_for_s, q.priority,
+        now_s, q.arrival_s, q.prompt, q.generated, predicted, remaining, gittins_rank, queued_for_s, q.priority,
         q.admission, q.eviction, S.service[q.tenant], q.batch,
     )  # fmt: skip
     if key != key:  # noqa: PLR0124  NaN
@@ -174,7 +174,7 @@ def push_event(S, end_s, r):
 
 @jit
 def pop_event(S):
-    """Remove the earliest event and return its replica."""
+    """Remove the earliest event; return its replica, or the number of replicas plus the request of a transfer."""
     first = S.event_replica[0]
     S.counters[0].events -= 1
     length = S.counters[0].events

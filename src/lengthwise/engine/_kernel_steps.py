@@ -7,7 +7,15 @@ import math
 from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, masked_attention, merged_prefill_attention, prefill_attention, row
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import advance, assign_slot_index, join, merge, next_event, pop_finished, renumber
+from lengthwise.engine._kernel_groups import (
+    advance,
+    assign_return_number,
+    join,
+    merge,
+    next_event,
+    pop_finished,
+    renumber,
+)
 from lengthwise.engine._kernel_memory import (
     blocks_to_admit,
     end_request,
@@ -297,7 +305,7 @@ def end_step(S, D, r, now_s, rank, router):
     flight = S.flights[f]
     rep.first_flight = (rep.first_flight + 1) % stride
     rep.in_flight -= 1
-    rep.steps_since += 1
+    rep.steps_since_admit += 1
     rep.steps_since_check += 1
     g = flight.group
     if S.groups[g].members > 0:
@@ -341,7 +349,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
     elif S.params[0].decode_replicas > 0:
         _queue_for_decode(S, D, r, slot, now_s, rank, router)
     else:
-        assign_slot_index(S, slot)
+        assign_return_number(S, slot)
         join(S, S.replicas[r].idle, slot)
 
 
@@ -359,7 +367,7 @@ def _finish(S, r, slot, now_s):
 def _add_partial(S, r, slot):
     """Add a half-computed prompt, in the order of admission."""
     rep = S.replicas[r]
-    assign_slot_index(S, slot)
+    assign_return_number(S, slot)
     i = rep.partials
     while i > 0 and S.slots[S.partials[r, i - 1]].admission > S.slots[slot].admission:
         S.partials[r, i] = S.partials[r, i - 1]
@@ -460,7 +468,7 @@ def _receive(S, r, slot):
     rep, q = S.replicas[r], S.slots[slot]
     release_transfer_blocks(S, q)
     rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
-    assign_slot_index(S, slot)
+    assign_return_number(S, slot)
     join(S, rep.idle, slot)
 
 

@@ -90,7 +90,7 @@ class Request:
     """A request that has entered; see ``kernel_layout.slot_t``.
 
     ``prefilled`` counts the context's computed tokens while it is not ``decoding``; ``swapped``: its cache is in host
-    memory. ``slot_index`` is its place among the idle residents of its replica.
+    memory. ``return_number`` grows with each return from a step; it breaks ties between victims.
     """
 
     index: int
@@ -104,7 +104,7 @@ class Request:
     decoding: bool = False
     swapped: bool = False
     blocks: int = 0
-    slot_index: int = 0
+    return_number: int = 0
     admission: Admission = Admission()
     eviction: Eviction = Eviction()
     transfer: Transfer | None = None

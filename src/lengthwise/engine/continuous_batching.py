@@ -63,7 +63,7 @@ class SequenceOrder:
         priority: The batch serves smaller ones first where its limits say ``by_priority``.
         admission: Number of the last admission among all.
         eviction: Number of the last eviction among all; 0: none.
-        slot_index: Sequence number of the last step's end with a chunk of the prompt; breaks ties among victims.
+        return_number: Sequence number of the last step's end with a chunk of the prompt; breaks ties among victims.
     """
 
     number: int
@@ -71,7 +71,7 @@ class SequenceOrder:
     priority: int = 0
     admission: int = -1
     eviction: int = 0
-    slot_index: int = 0
+    return_number: int = 0
 
     def in_queue(self, *, by_priority: bool) -> tuple[float, float, int]:
         """Return the key of a waiting sequence; the smallest is admitted first."""
@@ -82,8 +82,8 @@ class SequenceOrder:
     def among_victims(self, *, by_priority: bool) -> tuple[float, float, int]:
         """Return the key of an admitted sequence; the largest is preempted first."""
         if by_priority:
-            return self.priority, self.arrival_s, self.slot_index
-        return 0.0, self.admission, self.slot_index
+            return self.priority, self.arrival_s, self.return_number
+        return 0.0, self.admission, self.return_number
 
 
 @dataclass(eq=False, slots=True)
@@ -379,7 +379,7 @@ class ContinuousBatch:
             q.prefilled += chunk
             self._prefilling.append(q)
             self._next_slot_index += 1
-            q.order.slot_index = self._next_slot_index
+            q.order.return_number = self._next_slot_index
             if q.prefilled == q.context:
                 self._start_decoding(q, now_s)
 
@@ -402,7 +402,7 @@ class ContinuousBatch:
         if q.on_token is None:
             assert q.output_tokens is not None
             q.last_step = self.steps + q.output_tokens - q.generated
-            heapq.heappush(self._ends, (q.last_step, q.order.slot_index, q))
+            heapq.heappush(self._ends, (q.last_step, q.order.return_number, q))
 
     def _is_end(self, last_step: int, _: int, q: BatchSequence) -> bool:
         """Return whether an entry of ``_ends`` still holds: the sequence may have left since."""

@@ -1,7 +1,7 @@
 """The event loop: arrivals, ends of steps and schedulers in one total order.
 
-At one instant: arrivals, then the steps that end (by replica), then the schedulers of the pending replicas (by number;
-with a central queue the least loaded first; decode replicas before prefill replicas).
+At one instant: arrivals, steps that end (by replica), transfers that end (by request), then the schedulers of the
+pending replicas (by number, decode before prefill replicas; with a central queue all, the least loaded first).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(
                 return OK
             counters.last_s = max(counters.last_s, now_s)
             _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
-        # With a central queue, evicted requests are offered to all replicas in a second pass.
+        # Two passes: decode, then prefill replicas; with a central queue the second offers evicted requests again.
         passes = 2 if params.central_queue == 1 or params.decode_replicas > 0 else 1
         while passes > 0:
             passes -= 1
@@ -173,7 +173,7 @@ def _new_slot(S, i):
     q.blocks = 0
     q.admission = -1
     q.eviction = 0
-    q.slot_index = 0
+    q.return_number = 0
     q.last_token_s = 0.0
     q.join_step = 0
     q.counts_block = 0

@@ -29,7 +29,7 @@ def _record(ints: str, floats: str = "") -> np.dtype[Any]:
 
 slot_t = _record(
     """
-    index prompt output priority tenant generated context prefilled blocks admission eviction slot_index
+    index prompt output priority tenant generated context prefilled blocks admission eviction return_number
     join_step finish_step next_block_step counts_block decoding swapped waiting batch generated_at_admission
     cached_blocks cached_mark cached_on prefill_replica decode_replica transfer_blocks
     """,
@@ -44,15 +44,15 @@ group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 replica_t = _record(
     """
     free_blocks total_released in_flight first_flight idle partials queue check_preemption steps_since_check
-    steps_since ended_since phase_steps phase_rounds phase_mark side incoming gaps steps tokens
+    steps_since_admit ended_since_admit phase_steps phase_rounds phase_mark side incoming gaps steps tokens
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s first_s send_s swap_s kv_block_s
     """,
 )
-"""A replica. ``idle`` is the group that is not in flight; ``partials`` counts half-computed prompts; ``side`` is 1
-for a decode replica; ``deadline_s`` is the first timeout of a resident."""
+"""A replica. Its residents have a slot and KV blocks; ``idle`` is their group not in flight. ``partials`` counts
+half-computed prompts; ``side`` is 1 for a decode replica; ``deadline_s`` is the first timeout of a resident."""
 
 flight_t = _record("group rests prompts", "end_s")
 """A step in flight; ``rests`` is 1 where the group accompanies prompts and is not computed."""
@@ -71,7 +71,7 @@ result_t = np.dtype(
 
 counter_t = _record(
     """
-    slots free_slots next released admissions evictions slot_indices step_rows gap_rows pool_top events problem
+    slots free_slots next released admissions evictions return_numbers step_rows gap_rows pool_top events problem
     problem_value batches ready
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
@@ -94,7 +94,7 @@ param_t = _record(
     """,
 )
 """Parameters, one row per side: ``replicas`` that prefill, and decode unless there are ``decode_replicas``.
-``stride`` is the larger ``max_in_flight`` of both sides."""
+``stride`` is the largest ``max_in_flight`` or ``pp`` of both sides."""
 
 work_t = _record("flight seqs decodes prompts prompt_tokens longest evicted plan_flags", "swap_s")
 """The step being formed."""

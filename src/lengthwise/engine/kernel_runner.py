@@ -22,7 +22,7 @@ Kind = tuple[Any, ...]
 
 
 class State(NamedTuple):
-    """State of a run. Shapes: n requests, R replicas of both sides, P stages, G = R (P + 1) groups.
+    """State of a run. Shapes: n requests, R replicas of both sides, P stages, G = R (stride + 1) groups.
 
     Records are those of ``kernel_layout``; ``other`` holds the costs of stages whose ``stage_other`` [P] is 1; the
     bins of all queues are the rows of ``bin_slot``; ``tmp_*`` are work arrays.
@@ -108,7 +108,7 @@ class DecodeState(NamedTuple):
 
 
 def new_state(setup: Setup, log_rows: int) -> State:
-    """Return the state before the first event; ``log_rows`` limits the step log and half the gap log (0: no logs)."""
+    """Return the state before the first event; ``log_rows``: capacity of the step log, half that of the gap log."""
     columns, params, remote = setup.columns, setup.params, setup.remote
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
     cost = setup.deployment.cost
@@ -173,7 +173,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
         predicted=columns.predicted,
         predicted_start=columns.prediction_rows.start,
         predicted_total=columns.prediction_rows.total_tokens,
-        predicted_index=columns.prediction_rows.index_tokens,
+        predicted_index=columns.prediction_rows.gittins_rank,
         priority=columns.priority,
         tenant=columns.tenant,
         service=np.zeros(setup.tenants),
@@ -196,7 +196,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
 
 
 def new_decode_state(setup: Setup, state: State) -> DecodeState:
-    """Return the state of the decode side; the kernel does not read it if there is none."""
+    """Return the state of the decode side; a placeholder if the deployment is not disaggregated."""
     remote, first = setup.remote, setup.params.replicas
     counts = (state.waiting, state.running, state.tokens)
     views = (*(one[:first] for one in counts), *(one[first:] for one in counts))

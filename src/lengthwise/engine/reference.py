@@ -1,7 +1,8 @@
 """The specification of the engine in plain Python: one object per request, one obvious step after another.
 
-The compiled kernel must agree with this file to the last bit (tests/laws). The order of one instant: requests that
-enter, then steps that end, then transfers that end, then the schedulers of all replicas, by number.
+The compiled kernel must agree with this file to the last bit (tests/laws). At one instant: requests that enter,
+steps that end (by replica), transfers that end (by request), then the schedulers of the pending replicas: by number,
+decode before prefill replicas; with a central queue all of them, the least loaded first.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Reference:
         self.service = [0.0] * setup.tenants
         self.backlog = [0] * setup.tenants
         self.last_service = 0.0
-        self.next = self.admissions = self.evictions = self.slot_indices = self.batches = 0
+        self.next = self.admissions = self.evictions = self.return_numbers = self.batches = 0
         self.released = setup.released
         self.parents_left = setup.dependents.left.tolist() if setup.dependents else [0] * n
         self.roots = [i for i, parents in enumerate(self.parents_left) if parents == 0]
@@ -263,11 +264,11 @@ class Reference:
         rep.pending = True
         rep.steps_since += 1
         rep.steps_since_check += 1
-        for q in sorted(step.paused, key=lambda q: q.slot_index):
+        for q in sorted(step.paused, key=lambda q: q.return_number):
             self._to_idle(rep, q)
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.count_gap(now - last, times[last])  # type: ignore[operator]
-        for q in sorted(step.decodes, key=lambda q: q.slot_index):
+        for q in sorted(step.decodes, key=lambda q: q.return_number):
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
@@ -299,8 +300,8 @@ class Reference:
 
     def _to_idle(self, rep: Replica, q: Request) -> None:
         """Return a request to the idle ones, after those that are already there."""
-        self.slot_indices += 1
-        q.slot_index = self.slot_indices
+        self.return_numbers += 1
+        q.return_number = self.return_numbers
         rep.idle.append(q)
 
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
@@ -455,7 +456,7 @@ class Reference:
         if not (params.preempts and check and rep.queue.waiting):
             return
         candidates = [q for q in rep.idle if q.generated > q.admission.generated]
-        running = sorted((self._rank_key(q), q.slot_index, q) for q in candidates)
+        running = sorted((self._rank_key(q), q.return_number, q) for q in candidates)
         free_slots, free, left = params.max_num_seqs - len(rep.running), rep.free, len(running)
         for w in sorted(rep.queue.waiting, key=Request.queue_order)[: params.max_num_seqs]:
             k, room, slots = left, free, free_slots
@@ -576,7 +577,7 @@ class Reference:
         return True
 
     def _victim_order(self, q: Request) -> tuple[float, int]:
-        return self._key(self.s.functions.victim, q), q.slot_index
+        return self._key(self.s.functions.victim, q), q.return_number
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params

@@ -55,7 +55,7 @@ class PredictionRows(NamedTuple):
     window: int
     start: Array
     total_tokens: Array
-    index_tokens: Array
+    gittins_rank: Array
 
 
 class Dependents(NamedTuple):
@@ -115,7 +115,7 @@ class Params:
         self.rank_every_step = policies.rank.every_step
         self.needs_peak = policies.memory.uses("peak_tokens")
         self.preempts = policies.preemption != known("preemption")["never"]
-        self.preemption_window = scheduler.window_tokens
+        self.preemption_window = scheduler.preemption_interval_steps
         self.tracks_service = any(policy.uses("service_tokens") for policy in (policies.rank, policies.victim))
         self.counts_steps = policies.batching.uses(
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
@@ -194,7 +194,7 @@ class Setup:
             predicted = float(self.columns.predicted[i])
             return predicted, max(1.0, predicted - generated)
         row = min(int(rows.start[i]) + generated // rows.window, int(rows.start[i + 1]) - 1)
-        return float(rows.total_tokens[row]), float(rows.index_tokens[row])
+        return float(rows.total_tokens[row]), float(rows.gittins_rank[row])
 
     def remaining(self, q: Any) -> float:
         """Return the predicted remaining tokens of a request, at least 1."""
@@ -285,7 +285,7 @@ def _side(
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
     if made is not None:
-        rows = PredictionRows(made.window_tokens, *map(_column, (made.start, made.total_tokens, made.index_tokens)))
+        rows = PredictionRows(made.window_tokens, *map(_column, (made.start, made.total_tokens, made.gittins_rank)))
     arrival_s = np.array(workload.arrival_s)
     if workload.concurrency:  # In a closed loop a request arrives when another one ends.
         arrival_s[workload.concurrency :] = np.nan

@@ -10,7 +10,7 @@ import numpy as np
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, LengthwiseError, UnknownNameError
-from lengthwise.schema.records import Records, Status
+from lengthwise.schema.records import Records, Rejection, Status
 from lengthwise.schema.workload import Workload
 
 LOG_ROWS = 200_000
@@ -36,8 +36,8 @@ def simulate(
         time_limit_s: Simulated seconds after which the run stops; requests that are not finished by then are
             UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
             its end, but its tokens are not counted.
-        strict: Raise when a request can never fit instead of rejecting it.
-        keep_steps: The step log and the token gaps are returned only if the run has at most this many steps.
+        strict: Raise after the run if a request could never fit.
+        keep_steps: The kernel returns the step log and token gaps of at most this many steps and twice as many gaps.
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:
@@ -68,7 +68,8 @@ def simulate(
         except Exception as error:
             raise policy_raised(setup, error) from error
     records = to_records(workload, outcome, seed, deployment.name)
-    rejected = np.flatnonzero(records.requests.status == Status.REJECTED)
+    r = records.requests
+    rejected = np.flatnonzero((r.status == Status.REJECTED) & (r.rejection != Rejection.PARENT_NOT_FINISHED))
     if strict and len(rejected):
         first = int(rejected[0])
         raise InputError(

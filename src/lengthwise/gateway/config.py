@@ -55,7 +55,7 @@ class Engine:
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
     api_key: str | None = field(default=None, repr=False)  # sent by the gateway (never a client's own key)
-    in_flight: int | None = None  # fixed limit of requests; None adapts it (no limit where the engine orders)
+    concurrency: int | None = None  # fixed limit of requests; None adapts it (no limit where the engine orders)
     tls: Tls | None = None  # for https with an own authority or a client certificate
     probe: bool = True  # whether one tiny prompt shows if the engine returns token ids (resuming needs them)
     # "none": the engine fills in no penalties and no maximum length that a request leaves out (vLLM with
@@ -65,7 +65,7 @@ class Engine:
     def __post_init__(self) -> None:
         require_known("kind of engine", self.kind, KINDS)
         require_known("generation_defaults", self.generation_defaults, GENERATION_DEFAULTS)
-        _require_integers(self, 1, "in_flight")
+        _require_integers(self, 1, "concurrency")
 
     @property
     def display_url(self) -> str:
@@ -101,11 +101,11 @@ class Phases:
     threshold: float | None = None
     # most requests at an engine; None: with a threshold the largest decode batch that it allows plus a prefill batch,
     # else dispatch.max_concurrency
-    max_in_flight: int | None = None
+    max_requests: int | None = None
 
     def __post_init__(self) -> None:
         _require_integers(self, 1, "prefill_batch", "decode_steps")
-        _require_integers(self, self.prefill_batch, "max_in_flight")
+        _require_integers(self, self.prefill_batch, "max_requests")
         for name in ("decode_batch", "mean_prompt_tokens"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < math.inf:
@@ -119,10 +119,10 @@ class Phases:
                 )
 
     @property
-    def high(self) -> int | None:
+    def request_limit(self) -> int | None:
         """Return the most requests at an engine by the schedule; None: no bound."""
-        if self.max_in_flight is not None or self.threshold is None or self.decode_batch is None:
-            return self.max_in_flight
+        if self.max_requests is not None or self.threshold is None or self.decode_batch is None:
+            return self.max_requests
         return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.prefill_batch
 
 

@@ -27,23 +27,23 @@ def notices(config: GatewayConfig) -> list[str]:
     """Return warnings about the settings alone, one sentence each."""
     listen, order = config.listen, config.order
     found = []
-    if not (config.keys or is_local(listen.host) or (listen.tls is not None and listen.tls.ca is not None)):
+    if not (config.keys or is_loopback(listen.host) or (listen.tls is not None and listen.tls.ca is not None)):
         found.append(
             f"there are no keys, and the gateway listens on {listen.host}: every client that reaches it may send "
             "requests. Add [[keys]], or listen on 127.0.0.1"
         )
-    if listen.admin_port is not None and not is_local(listen.admin_host):
+    if listen.admin_port is not None and not is_loopback(listen.admin_host):
         found.append(
             f"the admin port listens on {listen.admin_host} and takes no key: restrict it to Prometheus and yourself"
         )
     if order.mode == "observe" and listen.journal is None:
         found.append("observe writes no journal: add --journal FILE to evaluate a whole day with serve --report FILE")
-    limited = [engine.name or engine.display_url for engine in config.engines if engine.in_flight is not None]
-    limited += ["[discovery.engine]"] if config.discovery.engine.in_flight is not None else []
+    limited = [engine.name or engine.display_url for engine in config.engines if engine.concurrency is not None]
+    limited += ["[discovery.engine]"] if config.discovery.engine.concurrency is not None else []
     if order.mode in PASSTHROUGH_MODES and limited:
         found.append(
-            f"mode {order.mode} dispatches at once, but in_flight is set for {', '.join(limited)}: further requests "
-            "wait in the gateway, not in the engine. Leave in_flight out to dispatch all"
+            f"mode {order.mode} dispatches at once, but concurrency is set for {', '.join(limited)}: further requests "
+            "wait in the gateway, not in the engine. Leave concurrency out to dispatch all"
         )
     if len({key.tenant for key in config.keys}) > 1 and order.fairness == "none" and not math.isinf(order.max_wait_s):
         found.append(
@@ -81,7 +81,7 @@ async def engine_notices(workers: Iterable[Worker], mode: str) -> list[str]:
 
 
 async def probe_notices(config: GatewayConfig) -> list[str]:
-    """Return warnings about the engines of a configuration, probed as at a start; none of them is used."""
+    """Probe the engines of a configuration as at startup, without requests, and return warnings about them."""
     from lengthwise.gateway.fleet import Fleet
 
     async with Fleet(config) as fleet:
@@ -92,8 +92,8 @@ async def probe_notices(config: GatewayConfig) -> list[str]:
     return found + [f"{worker.name} could not be probed: {worker.unavailable_reason(now_s)}" for worker in silent]
 
 
-def is_local(host: str) -> bool:
-    """Return whether an address to listen on is this machine's own."""
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a listening address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -63,7 +63,7 @@ class ReplanningState:
     false_positive_rate: float = math.nan
     schedule: str = ""  # the current schedule in words; "" the first one
     changed: int = 0
-    left: int = 0  # events that left the schedule as it was
+    unchanged: int = 0  # events that left the schedule as it was
     failed: int = 0
     last: tuple[str, ...] = ()  # the last event's message; () none
     last_s: float = math.nan
@@ -244,7 +244,7 @@ class PlanTracker(Listener):
         changed = (before.prefill_batch, before.decode_steps) != (now.prefill_batch, now.decode_steps)
         self.state.failed += event.failed
         self.state.changed += changed
-        self.state.left += not (changed or event.failed)
+        self.state.unchanged += not (changed or event.failed)
         self.state.schedule = event.schedule or self.state.schedule
         self._record(event)
         for description in event.message:

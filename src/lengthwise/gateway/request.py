@@ -149,7 +149,7 @@ class LengthPrediction:
     """Prediction of an output's total length; never the true length."""
 
     total_tokens: float  # the statistic that orders, tokens so far included
-    # "predictor", "prior" (late, failed or none), "client" (the client fixed the length), "oracle" (tests).
+    # "predictor", "prior" (late, failed or none), "requested" (the client fixed the length), "oracle" (tests).
     source: str = "prior"
     quantiles: Floats | None = None  # [25] float64 at ``predict.LEVELS``; None where only the statistic is known
     at_tokens: int = 0  # generated tokens at its time

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lengthwise.gateway.request import Rejection
 
 PASSTHROUGH_MODES = ("observe", "engine-priority", "engine-plugin")
-"""Modes in which requests are dispatched at once, up to an engine's ``in_flight``."""
+"""Modes in which requests are dispatched at once, up to an engine's ``concurrency``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class WorkerState:
     name: str
     models: tuple[str, ...]
     up: bool = True  # whether it may be given requests (healthy, circuit closed, not draining)
-    in_flight: int | None = None  # a fixed limit, or None: adapted from signals, and unlimited where the engine orders
+    concurrency: int | None = None  # a fixed limit; None: adapted from signals, unlimited where the engine orders
     slots: int | None = None  # most sequences that it runs at once, if it reports them (llama.cpp's slots)
     kv_tokens: int | None = None
     tokens_per_s: float | None = None
@@ -60,7 +60,7 @@ class Decisions:
 
     expire: tuple[tuple[int, Rejection], ...] = ()  # requests that have waited too long, with the reason
     preempt: tuple[int, ...] = ()  # requests to abort at their worker and to return with their tokens so far
-    # (request, worker) to dispatch; only where there is room before the preemptions have ended.
+    # (request, worker) to dispatch: workers have a free slot now, before the preemptions have ended.
     assign: tuple[tuple[int, str], ...] = ()
     phases: tuple[Phase, ...] = ()  # phases that finished since the last decisions
 
@@ -70,12 +70,12 @@ class Decisions:
 
 @dataclass(frozen=True)
 class WorkerNumbers:
-    """Current numbers of a worker: requests in flight, limit (``cap``; None: none), predicted backlog."""
+    """Current numbers of a worker: requests in flight, limit (None: none), predicted backlog."""
 
     name: str
     up: bool
     in_flight: int
-    cap: int | None
+    limit: int | None
     backlog_s: float
     backlog_tokens: float
     signals: Signals

@@ -1,11 +1,11 @@
-from .decisions import answer as answer
-from .decisions import decision as decision
-from .decisions import gap_closed as gap_closed
-from .decisions import ratio as ratio
 from .experiment import Bench as Bench
 from .experiment import Contestant as Contestant
 from .experiment import Each as Each
 from .experiment import Question as Question
+from .experiment import answer as answer
+from .experiment import decision as decision
 from .experiment import ends as ends
+from .experiment import gap_closed as gap_closed
 from .experiment import lab as lab
 from .experiment import one_by_one as one_by_one
+from .experiment import ratio as ratio

@@ -16,13 +16,12 @@ from lengthwise.metrics.columns import clock_warning, request_column
 from lengthwise.metrics.distribution import absolute_errors, distances, gap_counts, weighted_quantiles
 from lengthwise.metrics.summary import Counts, Slo, Window, bucket_counts, window_intersection, window_of, window_rows
 from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.metric_names import LATENCIES, QUANTILES
 from lengthwise.schema.records import Measured, Records, RequestRecords, Status, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import Floats, Ints
 
-LATENCIES = ("ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency")
-STATS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-_Q = np.array(list(STATS.values()))
+_Q = np.array(list(QUANTILES.values()))
 _UNKNOWN = (math.nan, math.nan)
 
 _MAX_RELATIVE_SHIFT, _MAX_SHIFT_S = 1e-3, 5e-3  # of equal arrivals: share of the run, seconds
@@ -260,7 +259,7 @@ def _tbt_errors(a: Run, b: Run, bootstrap: Bootstrap) -> Iterator[MetricError]:
 
 
 def _metric_errors(metric: str, points: list[Floats], low: Floats, high: Floats) -> Iterator[MetricError]:
-    for i, stat in enumerate(("mean", *STATS)):
+    for i, stat in enumerate(("mean", *QUANTILES)):
         yield MetricError(metric, stat, float(points[0][i]), float(points[1][i]), float(low[i]), float(high[i]))
 
 

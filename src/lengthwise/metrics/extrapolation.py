@@ -60,9 +60,9 @@ _WORDS = {
 def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolation, ...]:
     """Return the bounds of the cost tables' measured range that a run exceeded, with how often and by how much.
 
-    Where records do not give a number exactly its upper limit counts: of the prompt tokens in a step all but one for
-    each other prompt belong to the longest chunk, KV tokens fill the blocks in use, and the longest prompts are those
-    split. Runs without steps use means over bins of time, and for tokens and chunks the engine's limits.
+    Numbers that records lack are taken at their upper limit: the longest chunk has all prompt tokens of a step but one
+    for each other prompt, KV tokens fill the blocks in use, and the longest prompts are those that are split. Runs
+    without steps use means over bins of time, and for tokens and chunks the engine's limits.
     """
     reach, r = deployment.cost.evidence.reach, records.requests
     served = np.isfinite(r.scheduled_s)

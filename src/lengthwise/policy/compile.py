@@ -175,11 +175,11 @@ def _loop() -> Any:
 
 def _key_every_row(
     rank: Any, now_s: Any, arrival_s: Any, prompt_tokens: Any, generated_tokens: Any, predicted_tokens: Any,
-    remaining_tokens: Any, index_tokens: Any, queued_for_s: Any, priority: Any, admission: Any, eviction: Any,
+    remaining_tokens: Any, gittins_rank: Any, queued_for_s: Any, priority: Any, admission: Any, eviction: Any,
     service_tokens: Any, batch: Any, out: Any,
 ) -> None:  # fmt: skip
     for i in range(len(out)):
         out[i] = rank(
             now_s, arrival_s[i], prompt_tokens[i], generated_tokens[i], predicted_tokens[i], remaining_tokens[i],
-            index_tokens[i], queued_for_s[i], priority[i], admission[i], eviction[i], service_tokens[i], batch[i],
+            gittins_rank[i], queued_for_s[i], priority[i], admission[i], eviction[i], service_tokens[i], batch[i],
         )  # fmt: skip

@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], "Policy"]
 
 RANK_ARGUMENTS = (
-    "now_s", "arrival_s", "prompt_tokens", "generated_tokens", "predicted_tokens", "remaining_tokens", "index_tokens",
+    "now_s", "arrival_s", "prompt_tokens", "generated_tokens", "predicted_tokens", "remaining_tokens", "gittins_rank",
     "queued_for_s", "priority", "admission", "eviction", "service_tokens", "batch",
 )  # fmt: skip
 BATCHING_ARGUMENTS = (
@@ -32,7 +32,7 @@ MEMORY_ARGUMENTS = (
     "context_tokens", "chunk_tokens", "predicted_tokens", "max_model_len", "block_size", "free_blocks", "total_blocks",
     "watermark_blocks", "num_running", "peak_tokens",
 )  # fmt: skip
-ROUTER_ARGUMENTS = ("sequence", "draw_a", "draw_b", "waiting", "running", "tokens")
+ROUTER_ARGUMENTS = ("request_number", "draw_a", "draw_b", "waiting", "running", "tokens")
 PREEMPTION_ARGUMENTS = (
     "waiting_key", "running_key", "waiting_remaining_tokens", "running_remaining_tokens", "running_generated_tokens",
     "recompute_steps", "num_running", "waiting", "queued_for_s", "preemptions",
@@ -48,7 +48,7 @@ ARGUMENTS = {
     "binning": BINNING_ARGUMENTS,
 }
 PREDICTED = (
-    "predicted_tokens", "remaining_tokens", "index_tokens", "peak_tokens", "waiting_remaining_tokens",
+    "predicted_tokens", "remaining_tokens", "gittins_rank", "peak_tokens", "waiting_remaining_tokens",
     "running_remaining_tokens",
 )  # fmt: skip
 """Arguments that depend on a predicted length."""
@@ -157,7 +157,7 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
     Keys are computed when a request joins the queue, or at every step with ``every_step=True``; equal keys are in the
     order of arrival. ``generated_tokens`` counts output tokens so far (an evicted request retains them).
     ``predicted_tokens`` is the output length predicted at the last window of these, ``remaining_tokens`` its part still
-    to come (at least 1), ``index_tokens`` the Gittins index of the predicted distribution. ``queued_for_s`` is the
+    to come (at least 1), ``gittins_rank`` the Gittins rank of the predicted distribution. ``queued_for_s`` is the
     total time in queues, ``service_tokens`` the service of the request's tenant (prompt tokens + 2 x output tokens),
     ``batch`` the number of its completed bin (0: none). ``admission`` is the sequence number of the last admission
     (-1: never), ``eviction`` that of the last eviction (0: never). As ``victim`` the same function chooses victims: the
@@ -171,8 +171,8 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
 def preemption(function: Function) -> Policy:
     """Decorate a function of PREEMPTION_ARGUMENTS; above 0: a waiting request preempts a running one.
 
-    It is called at the first step after an arrival that is first in the queue, and every ``Scheduler.window_tokens``
-    steps, for the first waiting request that lacks a slot or memory and the last running one, both by ``rank``.
+    It is called at the first step after an arrival that is first in the queue, and then at the interval of
+    ``Scheduler``, for the first waiting request that lacks a slot or memory and the last running one, both by ``rank``.
     ``recompute_steps`` is the cost of resuming the running one (recomputed or swapped), in decode steps of the current
     batch; these delay all ``num_running`` and ``waiting`` requests. ``preemptions`` counts its previous evictions.
     """

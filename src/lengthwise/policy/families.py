@@ -41,11 +41,11 @@ def aged(weight: float = 10.0) -> Policy:
 
 @lru_cache(maxsize=256)
 def aged_gittins(weight: float = 10.0) -> Policy:
-    """As aged, by the Gittins index of the predicted distribution."""
+    """As aged, by the Gittins rank of the predicted distribution."""
     _require(0 < _number(weight) < math.inf, "weight must be above 0 and finite (tokens a second)", weight)
 
-    def key(index_tokens, arrival_s):
-        return index_tokens + weight * arrival_s
+    def key(gittins_rank, arrival_s):
+        return gittins_rank + weight * arrival_s
 
     bound = (
         "passed only by requests that arrived at most (its index / weight) seconds after it, and by no later one of a "

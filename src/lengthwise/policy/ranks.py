@@ -36,9 +36,9 @@ def srtf(remaining_tokens):
 
 
 @rank
-def gittins(index_tokens):
-    """Smallest Gittins index of the predicted distribution first: expected work per probability of finishing."""
-    return index_tokens
+def gittins(gittins_rank):
+    """Smallest Gittins rank of the predicted distribution first: expected work per probability of finishing."""
+    return gittins_rank
 
 
 @rank(

@@ -6,9 +6,9 @@ from lengthwise.policy.contracts import router
 
 
 @router
-def round_robin(sequence, waiting):
+def round_robin(request_number, waiting):
     """Replicas in turn."""
-    return sequence % len(waiting)
+    return request_number % len(waiting)
 
 
 @router

@@ -147,7 +147,7 @@ class LengthDistribution:
         return self._by_chunks(tokens_so_far, _remaining, 1 / (TAIL_SHAPE - 1))
 
     def gittins(self, tokens_so_far: npt.ArrayLike = 0) -> Floats:
-        """Return [n] the Gittins index in tokens: the smallest expected work per probability of completion.
+        """Return [n] the Gittins rank in tokens: the smallest expected work per probability of completion.
 
         The index at age a is min over d of E[min(X - a, d) | X > a] / P(X - a <= d | X > a) (Gittins 1979). Serving the
         smallest index first minimizes the mean sojourn time of M/G/1 (Aalto, Ayesta and Righter 2009). The hazard grows

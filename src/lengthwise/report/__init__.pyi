@@ -1,4 +1,4 @@
-from .binding import Binding as Binding
+from .binding import HardwareBottleneck as HardwareBottleneck
 from .binding import bound_by as bound_by
 from .binding import mean_queued_s as mean_queued_s
 from .binding import what_binds as what_binds

@@ -17,7 +17,7 @@ IDLE_REASONS = {  # reasons for GPU time in which no model runs
     "waiting_for_parents": "waiting for other models",
     "no_plan_fits": "no plan fits the free GPUs",
     "left_free": "left free",
-    "tail": "tail: all remaining models run",
+    "tail": "idle at the end",
 }
 NEGLIGIBLE_SHARE = 1e-6  # relative differences below it come from the order of additions
 MIN_SHARE = 0.005  # smaller shares of GPU time are not named

@@ -38,7 +38,7 @@ PARTS = {  # parts of a step's time
 
 
 @dataclass(frozen=True)
-class Binding:
+class HardwareBottleneck:
     """The resource that limits a variant, and the evidence."""
 
     resource: str  # idle, KV memory, limits, host, network, pipeline, memory bandwidth, compute, kernels or unknown
@@ -46,20 +46,22 @@ class Binding:
     warning: str = ""  # on requests that were not served; precedes everything else
 
 
-def bound_by(binding: Binding) -> str:
+def bound_by(binding: HardwareBottleneck) -> str:
     """Return the words before the resource: "bound by", or "not bound,"."""
     return "not bound," if binding.resource in {"idle", "unknown"} else "bound by"
 
 
-def binding_of(result: Result) -> Binding:
+def binding_of(result: Result) -> HardwareBottleneck:
     """Return a variant's bottleneck from its summary, its limits and its load."""
     if result.deployment is None:
         warning = unserved(result.summary.counts)
-        return Binding("unknown", "The time of a measured engine's steps cannot be seen from outside.", warning)
+        return HardwareBottleneck(
+            "unknown", "The time of a measured engine's steps cannot be seen from outside.", warning
+        )
     return what_binds(
         result.summary,
         max_batch_seqs=result.deployment.limits.max_num_seqs / result.deployment.parallel.pp,
-        offered=is_open_loop(result),
+        open_loop=is_open_loop(result),
         evicts_for_memory=result.deployment.scheduler.preemption == "never",
         queued_for_s=mean_queued_s(result.records),
     )
@@ -96,15 +98,15 @@ def what_binds(
     summary: Summary,
     *,
     max_batch_seqs: float = math.inf,
-    offered: bool = True,
+    open_loop: bool = True,
     evicts_for_memory: bool = True,
     queued_for_s: float = math.nan,
-) -> Binding:
+) -> HardwareBottleneck:
     """Return the resource that keeps a deployment from serving faster, and whether it keeps up with its load.
 
     The first cause that applies: most requests were rejected; the GPUs are idle; the KV cache is full; host, network or
-    pipeline bubbles take the time; else the nearer roof while busy (MBU or MFU), or neither if both are far. Without
-    ``offered``, in a closed loop, it never falls behind; without ``evicts_for_memory`` ranks preempt as well.
+    pipeline bubbles take the time; else the nearer roof while busy (MBU or MFU), or neither if both are far. Unless
+    ``open_loop``, it cannot fall behind its load; unless ``evicts_for_memory``, preemptions show no lack of memory.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
     if counts.rejected and counts.rejected >= REJECTED_SHARE * counts.arrivals:
@@ -114,9 +116,9 @@ def what_binds(
             (counts.rejected_over_token_budget, "limits", "prompts exceed max_num_batched_tokens"),
             key=lambda cause: cause[0],
         )
-        return Binding(resource, f"Most requests are rejected: {reason}.", warning)
+        return HardwareBottleneck(resource, f"Most requests are rejected: {reason}.", warning)
     if h is None or not h.busy_share.value > 0:
-        return Binding("unknown", "Nothing is known about the hardware.", warning)
+        return HardwareBottleneck("unknown", "Nothing is known about the hardware.", warning)
     busy = h.busy_share.value
     resource, reason = _overhead(h, summary, evicts_for_memory=evicts_for_memory) or _roof(
         h, _batch_advice(summary, h, max_batch_seqs, warning)
@@ -125,8 +127,8 @@ def what_binds(
         resource = "idle"
         room = "" if warning else ", so there is room for more load"
         reason = f"no step runs {percent(1 - busy)} of the time{room}; while busy, {reason}"
-    queue = _queue(summary, queued_for_s, can_keep_up=offered and not warning)
-    return Binding(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
+    queue = _queue(summary, queued_for_s, can_keep_up=open_loop and not warning)
+    return HardwareBottleneck(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
 
 
 def _overhead(h: Hardware, summary: Summary, *, evicts_for_memory: bool) -> tuple[str, str] | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lengthwise.report.curves import LATENCIES, Figure, json_numbers, needs_log_axis
+from lengthwise.report.curves import Figure, json_numbers, needs_log_axis
 from lengthwise.report.html_page import write_page
+from lengthwise.schema.metric_names import LATENCIES
 
 LINES = ("measured", "before", "after")
 
@@ -54,7 +55,7 @@ def _figure(index: int, pair: CdfPair) -> Figure:
     scale, unit = (1.0, "s") if max(finite, default=0.0) >= 1 else (1e3, "ms")
     return {
         "id": f"cdf-{index}-{pair.metric}",
-        "title": f"{LATENCIES[pair.metric]}, {pair.run}".replace("<", "&lt;"),
+        "title": f"{LATENCIES[pair.metric].title}, {pair.run}".replace("<", "&lt;"),
         "unit": unit,
         "log": needs_log_axis(finite),
         "y": [round(level, 5) for level in pair.levels],

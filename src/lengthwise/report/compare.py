@@ -11,18 +11,18 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from lengthwise.metrics import STATS, Comparison, MetricDistance, MetricError, Side
+from lengthwise.metrics import Comparison, MetricDistance, MetricError, Side
 from lengthwise.report import curves
-from lengthwise.report.curves import LATENCIES, LATENCY_NAMES, Figure, json_number, json_numbers
+from lengthwise.report.curves import Figure, json_number, json_numbers
 from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
 from lengthwise.report.summary_table import boxed_table
 from lengthwise.schema.files import write_whole
+from lengthwise.schema.metric_names import LATENCIES, OTHERS, QUANTILES
 from lengthwise.schema.records import Measured
 
-NAMES = LATENCY_NAMES | {"requests_per_s": "Requests/s", "output_tokens_per_s": "Output tokens/s"}
-NAMES |= {"goodput": "Goodput/s", "within_slo": "Within SLO"}
+NAMES = {key: metric.label + ("/s" if metric.unit == "1/s" else "") for key, metric in (LATENCIES | OTHERS).items()}
 POINTS, BINS = 300, 150
 
 
@@ -129,7 +129,7 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b:
     errors: list[Row] = [
         [
             TableCell(NAMES[metric], unit=_scale(comparison, metric)[1]),
-            *(_error_cell(comparison, comparison[f"{metric}.{stat}"]) for stat in ("mean", *STATS)),
+            *(_error_cell(comparison, comparison[f"{metric}.{stat}"]) for stat in ("mean", *QUANTILES)),
         ]
         for metric in latencies
     ]
@@ -148,7 +148,7 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b:
         comparison=comparison,
         method=_method(comparison),
         ids={name: [figure["id"] for figure in group] for name, group in drawn.items()},
-        stats=("mean", *STATS),
+        stats=("mean", *QUANTILES),
         errors=errors,
         rates=[[NAMES[e.metric], _error_cell(comparison, e)] for e in comparison.errors if not e.stat],
         distance_heads=["", *_distance_heads(comparison)],
@@ -187,7 +187,7 @@ def _error_figure(comparison: Comparison, metric: str) -> Figure:
     return {
         "id": f"error-{metric}",
         "kind": "errors",
-        "title": LATENCIES[metric],
+        "title": LATENCIES[metric].title,
         "x": [one.stat for one in rows],
         "y": [json_number(one.error) for one in rows],
         "low": [json_number(one.low) for one in rows],
@@ -206,7 +206,7 @@ def _cdf(comparison: Comparison, metric: str, sides: tuple[Measured, Measured]) 
     return {
         "id": f"cdf-{metric}",
         "kind": "cdf",
-        "title": LATENCIES[metric],
+        "title": LATENCIES[metric].title,
         "unit": unit,
         "log": curves.needs_log_axis(np.concatenate(found)),
         "y": json_numbers(at),

@@ -16,17 +16,6 @@ from lengthwise.schema.records import Records, TokenGaps
 Array = npt.NDArray[Any]
 Figure = dict[str, Any]  # a figure as JSON: ``id`` of its box, ``title``, and what the page's script needs to draw it
 
-LATENCY_NAMES = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "jct": "JCT"}
-LATENCY_NAMES |= {"queueing_delay": "Queueing", "normalized_latency": "Latency/token"}
-LATENCIES = {  # titles of latency metrics
-    "ttft": "Time to first token (TTFT)",
-    "tbt": "Time between tokens (TBT)",
-    "tpot": "Time per output token (TPOT)",
-    "jct": "Job completion time (JCT)",
-    "queueing_delay": "Queueing delay",
-    "normalized_latency": "Latency per token",
-}
-
 
 def json_number(value: float, digits: int = 5) -> float | None:
     """Return ``value`` with so many significant digits; None, which draws a gap, where it is not finite."""

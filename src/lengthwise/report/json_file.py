@@ -14,7 +14,7 @@ numbers are null. Units are in the names. The file of simulated or measured vari
        "notes": [str],
        "model_error": null or {"level": number, "draws": int, "parts": [{"part": str, "log_sd": number}]};
                       a part whose slow side is wider also has "slow_log_sd",
-       "beyond_reach": [{"bound", "measured", "largest", "beyond", "of", "unit"}],
+       "beyond_reach": [{"bound", "measured", "largest", "out_of_range", "of", "unit"}],
        "engine": {str: str},
        "scenario": str}]}
 """

@@ -15,11 +15,12 @@ from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import PLUS_MINUS, amount, counted, rounded
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
-from lengthwise.report.summary_table import LESS, MORE, NEITHER, boxed_table
+from lengthwise.report.summary_table import boxed_table
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, Verdict
+from lengthwise.schema.metric_names import LESS, MORE, NEITHER
 
 
 @dataclass(frozen=True)

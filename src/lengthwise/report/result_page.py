@@ -12,13 +12,14 @@ import numpy as np
 from lengthwise.metrics import difference
 from lengthwise.report import summary_table
 from lengthwise.report.binding import binding_of, bound_by
-from lengthwise.report.curves import LATENCIES, Figure, json_numbers, levels, needs_log_axis, over_time, quantile_curve
+from lengthwise.report.curves import Figure, json_numbers, levels, needs_log_axis, over_time, quantile_curve
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, capitalized
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import deployment_facts
 from lengthwise.report.result import Result, check_results, hardware, slo_text, title, workload
-from lengthwise.report.summary_table import METRICS, MIN_SHARE, NEITHER, Row
+from lengthwise.report.summary_table import METRICS, MIN_SHARE, Row
 from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.metric_names import LATENCIES, NEITHER
 
 CARDS = {
     "ttft_s.p99": "TTFT, 99th percentile",
@@ -248,7 +249,7 @@ def _cdf(results: Sequence[Result], name: str, at: np.ndarray) -> Figure:
     return {
         "id": f"cdf-{name}",
         "kind": "cdf",
-        "title": LATENCIES[name],
+        "title": LATENCIES[name].title,
         "unit": unit,
         "log": bool(curves) and needs_log_axis(np.concatenate(list(curves.values()))),
         "y": json_numbers(at),

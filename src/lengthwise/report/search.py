@@ -14,9 +14,10 @@ from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import TIMES, UNKNOWN, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
-from lengthwise.report.search_text import MONTH_H, Quantity, quantity
+from lengthwise.report.search_text import MONTH_H, metric_of
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
+from lengthwise.schema.metric_names import Metric
 from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade
 
 BARS = 6  # so many of the ranking are drawn next to the answer
@@ -150,8 +151,8 @@ def _swap_rows(study: Study) -> list[tuple[str, list[tuple[str, str, float]]]]:
 def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
     ran = [(i, choice) for i, choice in text.simulated(plan) if i in shown]
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
-    scales = [text.scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
-    limit_heads = [f"{quantity(li.metric).label} {unit}" for li, (_, unit) in zip(plan.limits, scales, strict=True)]
+    scales = [text.scale(metric_of(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
+    limit_heads = [f"{metric_of(li.metric).label} {unit}" for li, (_, unit) in zip(plan.limits, scales, strict=True)]
     heads = ["configuration", "rank", "GPUs", "$/h", "$/month", text.objective_head(plan.objective)]
     rows: list[tuple[bool, Row]] = []
     for index, choice in ran:
@@ -252,7 +253,7 @@ def _plan_columns(plan: Plan, shown: Sequence[int]) -> dict[str, Any]:
         "live": LIVE.get(plan.objective.name, "own"),
         "limits": [{"metric": li.metric, "bound": li.bound, "atLeast": li.at_least} for li in plan.limits],
         "axes": [{"key": k, "label": labels[k], "values": v} for k, v in values.items()],
-        "metrics": [_metric(plan, quantity(name)) for name in names],
+        "metrics": [_metric(plan, metric_of(name)) for name in names],
         "choices": [_choice(plan, i, names, values) for i in shown],
         "reasons": reasons,
         "excluded": excluded,
@@ -290,12 +291,12 @@ def _settings(choice: Choice, values: dict[str, list[str]]) -> list[int]:
     ]
 
 
-def _metric(plan: Plan, metric: Quantity) -> dict[str, Any]:
+def _metric(plan: Plan, metric: Metric) -> dict[str, Any]:
     """Return a metric with a unit that suits most values: that of the upper quartile, not of the largest queue."""
-    values = (p.value(metric.name) for c in plan.choices for p in load_curve(c))
+    values = (p.value(metric.key) for c in plan.choices for p in load_curve(c))
     known = sorted(v for v in values if math.isfinite(v))
     factor, unit = text.scale(metric, known[len(known) * 3 // 4 :][:1])
-    return {"name": metric.name, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
+    return {"name": metric.key, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
 
 
 def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list[str]]) -> dict[str, Any]:

@@ -4,68 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lengthwise.report.curves import LATENCY_NAMES
 from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, model_text, rounded
 from lengthwise.report.result_page import METADATA
-from lengthwise.report.summary_table import LESS, MORE, NEITHER, boxed_table
+from lengthwise.report.summary_table import boxed_table
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.metric_names import LATENCIES, NEITHER, OTHERS, QUANTILES, Metric, split
 from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
 
-OTHERS = {  # label, unit and better direction of metrics other than latencies
-    "goodput": ("Within SLO", "share", MORE),
-    "served": ("Served", "share", MORE),
-    "requests_per_s": ("Requests", "1/s", MORE),
-    "output_tokens_per_s": ("Output tokens", "1/s", MORE),
-    "usd_per_thousand_requests": ("Per 1,000 requests", "usd", LESS),
-    "usd_per_million_output_tokens": ("Per M output tokens", "usd", LESS),
-    "batch_seqs": ("Batch", "seqs", NEITHER),
-    "energy_j_per_output_token": ("Energy/output token", "J", LESS),
-    "power_w": ("Power", "W", LESS),
-    "mfu": ("MFU", "share", NEITHER),
-    "mbu": ("MBU", "share", NEITHER),
-    "kv_utilization": ("KV cache in use", "share", NEITHER),
-    "busy_share": ("Busy", "share", NEITHER),
-    "preemptions_per_request": ("Preemptions/request", "", LESS),
-}
 LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
-STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
+STATISTICS = ("mean", *QUANTILES, "p99.9", "max")
 MONTH_H = 730  # hours in a month, as clouds bill them
 BINDING_SHARE = 0.8  # of its bound, from which a limit is marked
 NO_ANSWER = "No tried configuration meets the limits."
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A metric of Point.values; ``unit`` is that of its numbers, "share" one of 0 to 1."""
-
-    name: str
-    label: str
-    unit: str
-    better: int
-
-
-def quantity(name: str) -> Quantity:
-    """Return label, unit and direction of a metric; an unknown name is its own label."""
-    family, _, statistic = name.partition(".")
-    if family in LATENCY_NAMES:
-        return Quantity(name, f"{LATENCY_NAMES[family]} {statistic}".strip(), "s", LESS)
-    return Quantity(name, *OTHERS.get(name, (name.replace("_", " "), "", NEITHER)))
+def metric_of(name: str) -> Metric:
+    """Return the metric of a name with its statistic in the label; an unknown name is its own label."""
+    key, statistic = split(name)
+    if key in LATENCIES:
+        return replace(LATENCIES[key], key=name, label=f"{LATENCIES[key].label} {statistic}".strip())
+    return OTHERS.get(name, Metric(name, name.replace("_", " "), "", NEITHER))
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return metrics in the order of tables: latencies by family and statistic, then the others."""
-    families, others = list(LATENCY_NAMES), list(OTHERS)
+    families, others = list(LATENCIES), list(OTHERS)
 
     def place(name: str) -> tuple[int, int, int, str]:
-        family, _, statistic = name.partition(".")
+        family, statistic = split(name)
         if family in families:
             known = STATISTICS.index(statistic) if statistic in STATISTICS else len(STATISTICS)
             return 0, families.index(family), known, name
@@ -74,7 +48,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=place)
 
 
-def scale(metric: Quantity, values: Iterable[float]) -> tuple[float, str]:
+def scale(metric: Metric, values: Iterable[float]) -> tuple[float, str]:
     """Return factor and unit in which all these values are easy to read."""
     if metric.unit == "s":
         return (1.0, "s") if max((abs(v) for v in values if math.isfinite(v)), default=0.0) >= 1 else (1e3, "ms")
@@ -83,18 +57,18 @@ def scale(metric: Quantity, values: Iterable[float]) -> tuple[float, str]:
 
 def metric_text(metric: str, value: float) -> str:
     """Return a metric's value with its unit ("312 ms", "98.1 %")."""
-    factor, unit = scale(quantity(metric), [value])
+    factor, unit = scale(metric_of(metric), [value])
     return f"{amount(value * factor)} {unit}".strip()
 
 
 def metric_name(name: str) -> str:
     """Return the label of ``Bottleneck.binds``: a metric's, or the word itself."""
-    return quantity(name).label if "." in name or name in OTHERS else name
+    return metric_of(name).label if "." in name or name in OTHERS else name
 
 
 def limit_text(limit: Limit) -> str:
     """Return a limit ("TTFT p90 ≤ 2 s")."""
-    metric = quantity(limit.metric)
+    metric = metric_of(limit.metric)
     factor, unit = scale(metric, [limit.bound])
     sign = "\N{GREATER-THAN OR EQUAL TO}" if limit.at_least else "\N{LESS-THAN OR EQUAL TO}"
     return f"{metric.label} {sign} {limit.bound * factor:.6g} {unit}".strip()
@@ -227,7 +201,7 @@ def miss_text(miss: Miss) -> str:
     metric = miss.limit.metric
     factor = f"a factor of {miss.factor:.3g}" if math.isfinite(miss.factor) else "far"
     return (
-        f"{quantity(metric).label} {metric_text(metric, miss.point.value(metric))} at "
+        f"{metric_of(metric).label} {metric_text(metric, miss.point.value(metric))} at "
         f"{miss.point.rate_rps:.3g} requests/s, {factor} from {limit_text(miss.limit)}"
     )
 
@@ -261,7 +235,7 @@ def _ranking(plan: Plan, top: int) -> Table:
         made.add_column(Text(head), justify="right", overflow="fold")
     scales = []
     for limit in limits:
-        metric = quantity(limit.metric)
+        metric = metric_of(limit.metric)
         scales.append(scale(metric, [c.at.value(limit.metric) if c.at else math.nan for _, c in rows] or [limit.bound]))
         made.add_column(Text(f"{metric.label}\n{scales[-1][1]}"), justify="right", overflow="fold")
     for i, choice in rows:
@@ -311,7 +285,7 @@ def _shifts(plan: Plan) -> Iterator[Text]:
     for limit in plan.limits:
         moved: list[Shift] = [shift for shift in plan.shifts if shift.metric == limit.metric]
         if moved:
-            yield Text(f"For other bounds of {quantity(limit.metric).label} ({plan.objective.unit}, roughly):")
+            yield Text(f"For other bounds of {metric_of(limit.metric).label} ({plan.objective.unit}, roughly):")
             line = Text("  ")
             for shift in moved:
                 style = "bold" if math.isclose(shift.bound, limit.bound) else ""

@@ -13,15 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from lengthwise.metrics import Counts, Hardware, Summary, difference
-from lengthwise.report.binding import Binding, binding_of, bound_by
+from lengthwise.report.binding import HardwareBottleneck, binding_of, bound_by
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, buckets, capitalized, model_text, rounded
 from lengthwise.report.result import Result, check_results, scenario_of
 from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.metric_names import LATENCIES, LESS, MORE, NEITHER
 
 Read = Callable[[Summary], Estimate | None]
 Unit = Literal["s", "1/s", "share", "seqs", "usd", "J"]
-
-LESS, MORE, NEITHER = -1, 1, 0  # which direction is better
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,9 @@ class Metric:
     headline: bool = True
 
 
-def _latencies(field: str, label: str, headline: tuple[str, ...], more: tuple[str, ...] = ()) -> list[Metric]:
+def _latencies(key: str, headline: tuple[str, ...], more: tuple[str, ...] = ()) -> list[Metric]:
+    field, label = f"{key}_s", LATENCIES[key].label
+
     def read(name: str) -> Read:
         return lambda s: getattr(getattr(s, field), name)
 
@@ -62,12 +63,12 @@ def _cost(key: str, label: str, unit: Unit, read: Callable[[Hardware], Estimate]
 
 
 METRICS: tuple[Metric, ...] = (
-    *_latencies("ttft_s", "TTFT", ("mean", "p50", "p99"), ("p90",)),
-    *_latencies("tpot_s", "TPOT", ("p50", "p99")),
-    *_latencies("tbt_s", "TBT", ("p50", "p99")),
-    *_latencies("jct_s", "JCT", ("mean", "p50", "p99")),
-    *_latencies("queueing_delay_s", "Queueing", ("mean",), ("p99",)),
-    *_latencies("normalized_latency_s", "Latency/token", (), ("mean",)),
+    *_latencies("ttft", ("mean", "p50", "p99"), ("p90",)),
+    *_latencies("tpot", ("p50", "p99")),
+    *_latencies("tbt", ("p50", "p99")),
+    *_latencies("jct", ("mean", "p50", "p99")),
+    *_latencies("queueing_delay", ("mean",), ("p99",)),
+    *_latencies("normalized_latency", (), ("mean",)),
     _rate("requests", "Requests", lambda s: s.rates.requests_per_s),
     _rate("output", "Output tokens", lambda s: s.rates.output_tokens_per_s),
     replace(_rate("prompt", "Prompt tokens", lambda s: s.rates.prompt_tokens_per_s), headline=False),
@@ -212,7 +213,7 @@ def _caption(results: list[Result]) -> Text:
         lines[0].append(" All requests finished.")
     for names, note in notes_of(results):
         lines.append(Text.assemble((f"{names}: " if names else "", "bold"), (note, "bold yellow")))
-    groups: dict[Binding, list[str]] = {}
+    groups: dict[HardwareBottleneck, list[str]] = {}
     for result in results:
         if result.deployment is not None:
             groups.setdefault(binding_of(result), []).append(result.name)

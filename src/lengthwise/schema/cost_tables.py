@@ -73,15 +73,15 @@ class FitError:
 
 @dataclass(frozen=True)
 class PartError:
-    """Error of the seconds of one part of a step as a factor that all steps share (the cautious reading).
+    """Error of the seconds of one part of a step as a factor that all steps share, so that it does not average out.
 
     ``part`` is "layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked", "step" (all of them
     together), or "front" (the delay in front of the engine, which is no part of a step). ``log_sd`` is the standard
     deviation of log(measured / predicted) on held-out points.
 
     If large errors are likelier on the slow side, ``slow_log_sd`` is the standard deviation there; None: the same on
-    both. Of a front only the delay has it: a serial front that much slower would limit any deployment to few requests a
-    second.
+    both. For "front", it applies to the delay, not to the serial time of a request: a slow draw would limit every
+    deployment to few requests a second.
     """
 
     part: str

@@ -33,7 +33,7 @@ class Parallelism:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The engine's limits under their vLLM names."""
+    """Limits and settings of an engine; those that vLLM has, too, have its names, except the dtypes."""
 
     max_num_seqs: int = 256  # sequences resident on a replica
     max_num_batched_tokens: int = 2048
@@ -76,7 +76,7 @@ _WATERMARKS = {"paged": 0.01, "paged_strict": 0.01}
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A point on the axes of a scheduler; policies are names or policy objects."""
+    """A scheduler: one policy for each decision, a name or a policy object."""
 
     rank: Any = "fcfs"  # orders the waiting requests (smallest first)
     # Orders the running requests when memory runs out (largest is evicted first).
@@ -95,15 +95,16 @@ class Scheduler:
     # Longest time from its client's send that the first request of a bin waits for the bin to fill.
     batch_wait_s: float = float("inf")
     # A replica considers preemptions after an arrival that ranks before all waiting requests, and again after
-    # this many steps, in which each running request has produced as many tokens.
-    window_tokens: int = 50
+    # this many steps.
+    preemption_interval_steps: int = 50
 
     def __post_init__(self) -> None:
         for name in ("max_wait_s", "batch_wait_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; it is {getattr(self, name)}")
-        if not isinstance(self.window_tokens, int | np.integer) or self.window_tokens < 1:
-            raise InputError(f"window_tokens must be a whole number of at least 1; it is {self.window_tokens!r}")
+        steps = self.preemption_interval_steps
+        if not isinstance(steps, int | np.integer) or steps < 1:
+            raise InputError(f"preemption_interval_steps must be a whole number of at least 1; it is {steps!r}")
 
 
 NULL_BLOCKS = 1  # vLLM's block pool keeps the first of its num_gpu_blocks as a placeholder that no request gets

@@ -16,7 +16,7 @@ class InputError(LengthwiseError):
 
 
 class InternalError(LengthwiseError):
-    """Internal error: an invariant of the engine is violated; please report it. The CLI exits with 1."""
+    """Internal error: an invariant of lengthwise is violated; please report it. The CLI exits with 1."""
 
 
 class UnknownNameError(InputError):

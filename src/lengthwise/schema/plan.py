@@ -54,7 +54,7 @@ class Objective:
 class Point:
     """Metrics of one deployment under one load, means over seeds.
 
-    ``values`` maps metrics to estimates: "ttft.p90", "tbt.p99", "jct.mean" and so on in seconds, "goodput" as a share
+    ``values`` maps metrics to estimates: "ttft.p90", "tbt.p99", "jct.mean" and so on (s), "within_slo" as a share
     of requests, "requests_per_s", "output_tokens_per_s", "usd_per_million_output_tokens", "usd_per_thousand_requests",
     "energy_j_per_output_token", "power_w", "mfu", "mbu", "kv_utilization", "busy_share", "preemptions_per_request",
     "served" (share of requests neither rejected nor timed out). ``satisfied``: all limits hold.

@@ -30,13 +30,13 @@ class Predictions:
     total_tokens: Floats  # [m] float64, predicted output length: tokens so far and to come
     # [m] float64, key of an order by the complete distribution (Gittins: smallest first); the remaining
     # tokens if the distribution is unknown.
-    index_tokens: Floats
+    gittins_rank: Floats
 
     def __len__(self) -> int:
         return len(self.start) - 1
 
     def __post_init__(self) -> None:
-        for column, dtype in (("start", np.int64), ("total_tokens", np.float64), ("index_tokens", np.float64)):
+        for column, dtype in (("start", np.int64), ("total_tokens", np.float64), ("gittins_rank", np.float64)):
             value = np.require(getattr(self, column), dtype=dtype, requirements=["C", "A"])
             object.__setattr__(self, column, value)
         if self.window_tokens < 1:
@@ -44,7 +44,7 @@ class Predictions:
         start = self.start
         if len(start) < 2 or start[0] != 0 or (np.diff(start) < 1).any():
             raise InputError("start must begin at 0 and grow by at least one row a request")
-        for column in ("total_tokens", "index_tokens"):
+        for column in ("total_tokens", "gittins_rank"):
             self._check(column, getattr(self, column))
 
     def _check(self, column: str, values: Floats) -> None:
@@ -68,7 +68,7 @@ class Predictions:
         lengths = np.diff(self.start)[rows]
         start = np.concatenate([[0], np.cumsum(lengths)])
         at = np.repeat(self.start[:-1][rows] - start[:-1], lengths) + np.arange(start[-1])
-        return Predictions(self.window_tokens, start, self.total_tokens[at], self.index_tokens[at])
+        return Predictions(self.window_tokens, start, self.total_tokens[at], self.gittins_rank[at])
 
 
 MAX_TENANTS = 1_000_000

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from lengthwise import engine, policy
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, Ints, grid_axis
 from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.metric_names import split
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
@@ -123,7 +124,7 @@ def _completions_per_step(deployment: Deployment, needs: Needs, limits: Iterable
     if batching.builtin and batching.name in BUDGETED:
         caps.append(max(deployment.limits.max_num_batched_tokens, seqs) / needs.tokens)
     for limit in limits if needs.decodes else ():
-        metric, _, statistic = limit.metric.partition(".")
+        metric, statistic = split(limit.metric)
         bound_s = limit.bound * SLACK  # times between tokens have the resolution of histogram bins
         if metric == "tbt" and statistic != "mean" and (through_s[1:] <= bound_s).any():
             longest = int(np.flatnonzero(through_s <= bound_s)[-1])
@@ -242,7 +243,7 @@ def _impossible(limits: Iterable[Limit], stages: _Stages, prompt: Ints, output: 
     isolated |= {name: np.full(int((output > 1).sum()), min_step_s) for name in ("tbt", "tpot")}
     found: dict[str, str] = {}
     for limit in limits:
-        metric, _, statistic = limit.metric.partition(".")
+        metric, statistic = split(limit.metric)
         values = isolated.get(metric, np.zeros(0))
         if len(values) == 0:
             continue

@@ -348,7 +348,7 @@ def point_of(rate_rps: float, windows: list[Window], slo_limits: SloLimits, leve
     for window in windows:
         values = values_of(window, slo_limits.guard_s, slo_limits.quantiles)
         if slo_limits.slo is not None:
-            values["goodput"] = good_share(window, slo_limits.slo, slo_limits.guard_s)
+            values["within_slo"] = good_share(window, slo_limits.slo, slo_limits.guard_s)
             values["good_requests_per_s"] = good_rate_rps(window, slo_limits.slo)
         runs.append(values)
     usage = np.array([list(slo_limits.usage(window).values()) for window in windows])

@@ -17,6 +17,7 @@ import numpy as np
 
 from lengthwise.cost.model_error import LEVEL
 from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.schema.metric_names import split
 from lengthwise.schema.plan import (
     Choice,
     Exclusion,
@@ -31,7 +32,7 @@ from lengthwise.schema.plan import (
     Swap,
     Trade,
 )
-from lengthwise.search.limits import LATENCIES, Question
+from lengthwise.search.limits import LIMITED, Question
 from lengthwise.search.objectives import Bench, Task, better
 from lengthwise.search.space import Axes, Settings, names_of, settings_key
 from lengthwise.search.store import Store, content_key, from_dict, to_dict
@@ -349,7 +350,7 @@ def separated(best: Choice, other: Choice, question: Question) -> bool:
 
 def _frontiers(choices: Sequence[Choice], limits: Sequence[Limit]) -> dict[str, tuple[Trade, ...]]:
     """Return, by latency metric, the frontier of cost against it, over all points that meet the other limits."""
-    limited = [limit.metric for limit in limits if limit.metric.partition(".")[0] in LATENCIES]
+    limited = [limit.metric for limit in limits if split(limit.metric)[0] in LIMITED]
     return {metric: frontier(choices, metric, limits) for metric in dict.fromkeys([*limited, *FRONTIER_METRICS])}
 
 
@@ -392,7 +393,7 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
         return ()  # at a given rate, another bound changes complete replicas, or nothing
     found = []
     for limit in question.slo_limits.limits:
-        if limit.metric.partition(".")[0] not in LATENCIES:
+        if split(limit.metric)[0] not in LIMITED:
             continue
         fastest = {trade.choice for trade in frontier(ranked, limit.metric, question.slo_limits.limits)[-LEADERS:]}
         choices = [c for at, c in enumerate(ranked) if at < LEADERS or c.name in fastest]

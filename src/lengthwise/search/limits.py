@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,14 +10,15 @@ import numpy as np
 from lengthwise.cost.model_error import DRAWS
 from lengthwise.metrics import Slo
 from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.metric_names import QUANTILES, is_quantile, quantile_level, split
 from lengthwise.schema.plan import Limit, Objective
 from lengthwise.schema.records import TokenGaps
-from lengthwise.search.measurement import SCALAR_METRICS, STATISTICS, Window, values_of
+from lengthwise.search.measurement import SCALAR_METRICS, Window, values_of
 
 WAITS = {"ttft": "ttft_s", "jct": "jct_s", "queueing_delay": "queueing_delay_s"}
 """Latencies that grow with the queue; a request that is not served breaks any limit on them."""
 
-LATENCIES = (*WAITS, "tpot", "tbt")
+LIMITED = (*WAITS, "tpot", "tbt")
 
 DEFAULT = Limit("queueing_delay.p99", 5.0)
 """Vidur's limit (section 6): a rate is sustained if 99 % of the requests are scheduled within 5 s."""
@@ -26,7 +26,7 @@ DEFAULT = Limit("queueing_delay.p99", 5.0)
 
 @dataclass(frozen=True)
 class SloLimits:
-    """Limits that must hold together; "goodput" counts requests within ``slo``."""
+    """Limits that must hold together; "within_slo" counts requests within ``slo``."""
 
     limits: tuple[Limit, ...]
     slo: Slo | None = None
@@ -39,7 +39,7 @@ class SloLimits:
     @property
     def guard_s(self) -> float:
         """Return the largest bound on a wait; if the SLO bounds no wait, at least that of the default limit."""
-        waits = [limit.bound for limit in self.limits if limit.metric.partition(".")[0] in WAITS]
+        waits = [limit.bound for limit in self.limits if split(limit.metric)[0] in WAITS]
         slos = [] if self.slo is None else [v for k, v in self.slo.limits.items() if k != "tpot_s"]
         if self.slo is not None and not slos:
             slos = [DEFAULT.bound]
@@ -48,13 +48,13 @@ class SloLimits:
     @property
     def quantiles(self) -> dict[str, float]:
         """Return the usual quantiles and those of the limits, by name."""
-        named = [limit.metric.partition(".")[2] for limit in self.limits]
-        return STATISTICS | {s: quantile_of(s) for s in named if s.startswith("p")}
+        named = [split(limit.metric)[1] for limit in self.limits]
+        return QUANTILES | {s: quantile_level(s) for s in named if s.startswith("p")}
 
     @property
     def needs_sums(self) -> bool:
         """Return whether a limit needs sums over the window, and so a run of its beginning."""
-        return any(limit.metric.partition(".")[0] not in (*WAITS, "goodput") for limit in self.limits)
+        return any(split(limit.metric)[0] not in (*WAITS, "within_slo") for limit in self.limits)
 
     def usage(self, window: Window) -> dict[str, float]:
         """Return how far each limit is used, by metric: at most 1 if it holds, 0 if there is nothing to measure.
@@ -66,21 +66,21 @@ class SloLimits:
         return {metric: 0.0 if math.isnan(share) else share for metric, share in used.items()}
 
     def _usage_of(self, window: Window, limit: Limit) -> float:
-        metric, _, statistic = limit.metric.partition(".")
-        if limit.metric == "goodput":
+        metric, statistic = split(limit.metric)
+        if limit.metric == "within_slo":
             return (1 - good_share(window, self.slo, self.guard_s)) / max(1 - limit.bound, 1e-12)
         if statistic == "mean" and metric in WAITS:
             waits = window.censored_waits_s(WAITS[metric], limit.bound)
             return float(waits.mean()) / limit.bound if len(waits) else 0.0
-        if metric not in LATENCIES or statistic == "mean":
+        if metric not in LIMITED or statistic == "mean":
             value = values_of(window, self.guard_s, self.quantiles)[limit.metric]
             return value / limit.bound if not limit.at_least else limit.bound / max(value, 1e-300)
-        return _share_above(window, metric, limit.bound) / (1 - quantile_of(statistic))
+        return _share_above(window, metric, limit.bound) / (1 - quantile_level(statistic))
 
 
 def with_stability(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     """Return the limits, with the default one added if none of them bounds a growing queue."""
-    is_bounded = any(limit.metric.partition(".")[0] in (*WAITS, "goodput") for limit in limits)
+    is_bounded = any(split(limit.metric)[0] in (*WAITS, "within_slo") for limit in limits)
     return limits if is_bounded else (*limits, DEFAULT)
 
 
@@ -91,35 +91,29 @@ def check_limit(limit: Limit) -> Limit:
         InputError: The statistic is no quantile, or the bound is out of range.
         UnknownNameError: There is no such metric.
     """
-    metric, dot, statistic = limit.metric.partition(".")
-    if metric in LATENCIES:
-        found = re.fullmatch(r"mean|p(\d+(?:\.\d+)?)", statistic)
-        if not found or (found[1] and not 0 < float(found[1]) < 100):
+    metric, statistic = split(limit.metric)
+    if metric in LIMITED:
+        if statistic != "mean" and not is_quantile(statistic):
             raise InputError(
                 f"a limit on {metric} must name a statistic, such as {metric}.p99 or {metric}.mean; "
                 f"it is {limit.metric!r}"
             )
-    elif dot or metric not in (*SCALAR_METRICS, "goodput"):
-        known = [*(f"{m}.p99" for m in LATENCIES), "goodput", *SCALAR_METRICS]
+    elif statistic or metric not in (*SCALAR_METRICS, "within_slo"):
+        known = [*(f"{m}.p99" for m in LIMITED), "within_slo", *SCALAR_METRICS]
         raise UnknownNameError("metric", limit.metric, known)
     if not limit.bound > 0 or math.isinf(limit.bound):
         raise InputError(f"the limit on {limit.metric} must be above 0 and finite; it is {limit.bound}")
-    if metric == "goodput" and not (limit.at_least and limit.bound < 1):
-        raise InputError(f"a limit on goodput must be a lower bound below 1; it is {limit.direction} {limit.bound}")
-    if metric in LATENCIES and limit.at_least:
+    if metric == "within_slo" and not (limit.at_least and limit.bound < 1):
+        raise InputError(f"a limit on within_slo must be a lower bound below 1; it is {limit.direction} {limit.bound}")
+    if metric in LIMITED and limit.at_least:
         raise InputError(f"a limit on {limit.metric} must be an upper bound; it is {limit.direction} {limit.bound}")
     return limit
-
-
-def quantile_of(statistic: str) -> float:
-    """Return the level of a quantile's name ("p99": 0.99)."""
-    return float(statistic[1:]) / 100
 
 
 def good_share(window: Window, slo: Slo | None, guard_s: float) -> float:
     """Return the share of requests that met every limit of ``slo``; NaN without requests."""
     if slo is None:
-        raise InputError("goodput needs limits for a single request: set [slo] ttft, tpot or jct")
+        raise InputError("within_slo needs limits for a single request: set [slo] ttft, tpot or jct")
     met = [
         (window.tpot_s(guard_s) if name == "tpot_s" else window.waits_s(name, guard_s)) <= bound
         for name, bound in slo.limits.items()

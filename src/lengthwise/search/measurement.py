@@ -16,6 +16,7 @@ from lengthwise import engine
 from lengthwise.metrics import hardware_of, request_column, weighted_quantiles
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.metric_names import OTHERS, QUANTILES
 from lengthwise.schema.records import Records, RequestRecords, Status, TokenGaps
 from lengthwise.schema.workload import Floats, Workload
 from lengthwise.statistics import mean_estimate
@@ -23,18 +24,9 @@ from lengthwise.statistics import mean_estimate
 WARMUP_SHARE = 0.2
 """Share of a run's time that is excluded, because the batches fill up from empty."""
 
-STATISTICS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 HARDWARE_METRICS = ("busy_share", "kv_utilization", "batch_seqs", "mfu", "mbu", "power_w", "energy_j_per_output_token")
-SCALAR_METRICS = (
-    "requests_per_s",
-    "output_tokens_per_s",
-    "served",
-    "preemptions_per_request",
-    *HARDWARE_METRICS,
-    "usd_per_million_output_tokens",
-    "usd_per_thousand_requests",
-)
-"""Metrics without a statistic, except "goodput"."""
+SCALAR_METRICS = tuple(key for key in OTHERS if key not in ("within_slo", "goodput"))
+"""Metrics without a statistic that a window has without an SLO."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +134,8 @@ def observe(workload: Workload, deployment: Deployment, seed: int, *, sums: bool
     return Window(deployment, simulated(time_limit_s=end_s), before, start_s, end_s)
 
 
-def values_of(window: Window, guard_s: float, quantiles: Mapping[str, float] = STATISTICS) -> dict[str, float]:
-    """Return the metrics of a window by name, as in Point.values, except goodput.
+def values_of(window: Window, guard_s: float, quantiles: Mapping[str, float] = QUANTILES) -> dict[str, float]:
+    """Return the metrics of a window by name, as in Point.values, except within_slo.
 
     TTFT and queueing delay cover arrivals in the window except those of its last ``guard_s``: infinite where they
     lasted longer, and censored at the end in means. JCT and TPOT cover the requests that finished in it.

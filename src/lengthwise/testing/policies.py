@@ -25,7 +25,7 @@ from lengthwise.statistics import Floats, Ints
 from lengthwise.testing.checks import require, run_checks
 
 _CALLS = 60
-_NON_NEGATIVE = {"now_s", "arrival_s", "queued_for_s", "service_tokens", "predicted_tokens", "index_tokens",
+_NON_NEGATIVE = {"now_s", "arrival_s", "queued_for_s", "service_tokens", "predicted_tokens", "gittins_rank",
                  "recompute_steps"}  # fmt: skip
 _REMAINING = {"remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens"}
 _STEP = ("step_prompts", "step_tokens", "next_tokens")

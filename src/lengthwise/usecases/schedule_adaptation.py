@@ -178,8 +178,8 @@ class PhaseFollower:
 
 def limited(phases: Phases, max_num_seqs: float) -> Phases:
     """Return the phases with no more requests in flight than an engine runs at once."""
-    planned = phases.max_in_flight or phases.prefill_batch
-    return replace(phases, max_in_flight=int(max(min(planned, max_num_seqs), phases.prefill_batch)))
+    planned = phases.max_requests or phases.prefill_batch
+    return replace(phases, max_requests=int(max(min(planned, max_num_seqs), phases.prefill_batch)))
 
 
 def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> PhaseFollower:

@@ -142,7 +142,7 @@ def _engines(
         engines = backend.ScheduledEngines(row.words, prefill, decode, report.pipelines)
         return engines, _split_gateway_toml(in_flight), in_flight
     phases = phases_of(row, task, requested.section.threshold)
-    in_flight = phases.high or row.prefill_batch
+    in_flight = phases.request_limit or row.prefill_batch
     plugin: dict[str, object] = {}
     if not plugin_limitation(report):
         plugin = {"prefill_batch": phases.prefill_batch, "decode_steps": phases.decode_steps}
@@ -174,7 +174,7 @@ prefill_batch = {phases.prefill_batch}          # B_E: new requests of a phase
 decode_steps = {phases.decode_steps}          # N_D: decode iterations before the next ones are admitted
 decode_batch = {phases.decode_batch:.6g}
 mean_prompt_tokens = {phases.mean_prompt_tokens:.6g}
-max_in_flight = {phases.max_in_flight}
+max_requests = {phases.max_requests}
 {threshold}
 [listen]
 port = {PORT}
@@ -186,7 +186,7 @@ def _split_gateway_toml(in_flight: int) -> str:
 [[engines]]
 url = "http://127.0.0.1:{backend.PORT}"      # the router, which sends each to a side that prefills and one that decodes
 kind = "openai"
-in_flight = {in_flight}
+concurrency = {in_flight}
 probe = false
 
 [order]

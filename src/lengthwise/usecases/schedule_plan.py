@@ -112,7 +112,7 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
         decode_batch=max(1.0, mean),
         mean_prompt_tokens=max(1.0, task.mean_prompt_tokens),
         threshold=threshold,
-        max_in_flight=high,
+        max_requests=high,
     )
 
 

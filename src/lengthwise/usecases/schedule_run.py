@@ -383,7 +383,7 @@ def run_schedule(
                 f"only a schedule of phases (rra) can follow lengths while it runs; this one is {row.words}. "
                 "`lengthwise schedule watch` reports of recorded requests when another one would be better"
             )
-        fixed: dict[str, Any] = {"kind": "openai", "in_flight": split_in_flight(row), "probe": False}
+        fixed: dict[str, Any] = {"kind": "openai", "concurrency": split_in_flight(row), "probe": False}
         workers = [Engine(url, name=f"pair {at}", api_key=api_key, **fixed) for at, url in enumerate(engines, 1)]
         mode, filling = "fcfs", _split_filling(row)
     else:
@@ -459,7 +459,7 @@ def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1,
 
 def _probed_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: int) -> int:
     """Return how many requests every engine runs at once, probed up to ``times`` the schedule's number."""
-    scheduled = phases.max_in_flight or row.prefill_batch
+    scheduled = phases.max_requests or row.prefill_batch
     smallest = times * scheduled
     for server in servers:
         found = probe_max_num_seqs(server, times * scheduled)

@@ -243,7 +243,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     binds = report.what_binds(
         metrics.summarize(records, deployed),
         max_batch_seqs=deployed.limits.max_num_seqs / deployed.parallel.pp,
-        offered=not requested.is_offline,
+        open_loop=not requested.is_offline,
         queued_for_s=report.mean_queued_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]

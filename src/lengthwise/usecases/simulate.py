@@ -113,7 +113,7 @@ def run(
 
     All variants see the same requests at the same seed; where none is random (replays), one seed suffices and no other
     is run. Where cost tables carry errors, the first seed is run again under perturbed tables, for the model
-    intervals. Runs are threads of this process: the compiled engine releases the interpreter, so they use all cores.
+    intervals. Runs are threads of this process: the compiled engine releases the GIL, so they use all cores.
 
     Args:
         scenario: The scenario, or its file.

@@ -54,7 +54,7 @@ class Variant:
 
     @property
     def is_random(self) -> bool:
-        """Return whether a seed changes anything: drawn requests, or a router that draws among replicas."""
+        """Return whether a seed changes anything: drawn requests or predictions, or a router that draws."""
         router = policy.resolve("router", self.deployment.scheduler.router)
         draws = router.uses("draw_a") or router.uses("draw_b")
         drawn = not self.scenario.workload.is_replay or self.scenario.predictor.is_random

@@ -133,7 +133,7 @@ _DATE_FORMAT = "%Y-%m-%d %H:%M:%S%.f"
 
 
 def is_date(text: str | None) -> bool:
-    """Return whether :func:`parse_dates` accepts a text."""
+    """Return whether a text looks like a date or .NET ticks; :func:`parse_dates` may still reject it."""
     try:
         return text is not None and (text.isdigit() or datetime.fromisoformat(text) is not None)
     except ValueError:
@@ -141,7 +141,7 @@ def is_date(text: str | None) -> bool:
 
 
 def parse_dates(series: pl.Series) -> Floats | None:
-    """Return seconds [n] since the first of dates or .NET ticks (100 ns), with T or a zone; None if one is no date."""
+    """Return seconds [n] since the first entry: dates (T and zone optional) or .NET ticks; None if one is neither."""
     ticks, per_s = series.cast(pl.Int64, strict=False), 1e7
     if ticks.null_count():
         plain = series.str.replace("T", " ", literal=True)

@@ -22,7 +22,7 @@ MAIN_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 OPTIONAL_COLUMNS = ("predicted_tokens", "priority", "tenant")
 _INTEGERS = ("prompt_tokens", "output_tokens", "priority", "tenant")
 _EXTRA, _PREDICTIONS = "extra.", "predictions."
-PREDICTION_COLUMNS = ("total_tokens", "index_tokens")
+PREDICTION_COLUMNS = ("total_tokens", "gittins_rank")
 _KEY = "lengthwise.workload"
 _RECORDS_KEY, _WORKLOAD = "lengthwise.records", "workload."  # prefix of the requested workload's columns
 

@@ -28,5 +28,5 @@ def place(request, tmp_path):
     """From a name to a place of its own in this test."""
     if request.param == "sqlite":
         return lambda name="run": str(tmp_path / f"{name}.sqlite")
-    started, mine = request.getfixturevalue("server"), uuid.uuid4().hex[:12]
-    return lambda name="run": started.place(f"t{mine}_{name}")
+    started, own = request.getfixturevalue("server"), uuid.uuid4().hex[:12]
+    return lambda name="run": started.place(f"t{own}_{name}")

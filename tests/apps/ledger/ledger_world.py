@@ -62,11 +62,11 @@ def finish(place, tasks):
         assert ledger.open("run", tasks), "resumed, not laid out anew"
         ledger.expire(now_s=FAR_S)
         drain(ledger, "resumed", batch=50)
-        ended = ledger.rows(0, len(tasks) + 1)
-        assert broken_law(tasks, ended) == ""
-        assert all(row.state >= State.DONE for row in ended)
-        assert ledger.partials([row.key for row in ended if row.key]) == {}
-        return [(row.task, row.state, row.key, row.output, row.error) for row in ended]
+        finished = ledger.rows(0, len(tasks) + 1)
+        assert broken_law(tasks, finished) == ""
+        assert all(row.state >= State.DONE for row in finished)
+        assert ledger.partials([row.key for row in finished if row.key]) == {}
+        return [(row.task, row.state, row.key, row.output, row.error) for row in finished]
 
 
 def undisturbed(place, tasks):
@@ -82,7 +82,7 @@ def child(work, *values):
     return process
 
 
-def ended(process):
+def finished(process):
     process.join(LIMIT_S)
     assert process.exitcode is not None, "a process hangs"
     return process.exitcode
@@ -140,16 +140,16 @@ def _then(done, check):
 
 def drain_all(place, owner, most, out, meet=None):
     """Drains, and says which tasks it ended; ``meet``: a barrier at which it waits when it has ended some."""
-    mine = []
+    own = []
 
     def acknowledged(good):
-        if meet is not None and good and not mine:
+        if meet is not None and good and not own:
             meet.wait(LIMIT_S)
-        mine.extend((one.task, int(one.state)) for one in good)
+        own.extend((one.task, int(one.state)) for one in good)
 
     with open_ledger(place) as ledger:
         drain(ledger, owner, batch=5, most=most, acknowledged=acknowledged)
-    out.put(mine)
+    out.put(own)
 
 
 def drain_until_killed(place, tasks):
@@ -162,12 +162,12 @@ def drain_until_killed(place, tasks):
 def fill(place, tasks, out):
     """A process whose files may not grow beyond 1 MB: what it hears when it writes more."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-    said = ""
+    message = ""
     try:
         with open_ledger(place) as ledger:
             drain(ledger, "me", most=20)
             for i in range(100):
                 ledger.save([(f"p{i}", Partial(LONG))])
     except OutputError as error:
-        said = str(error)
-    Path(out).write_text(said)
+        message = str(error)
+    Path(out).write_text(message)

@@ -63,12 +63,12 @@ class Server:
         command = [str(self._binaries / program), *words]
         if os.geteuid() == 0:  # PostgreSQL refuses root
             command = ["setpriv", f"--reuid={_system_user()}", "--regid=nogroup", "--clear-groups", *command]
-        told = self._folder / "report"
-        with told.open("a") as out:  # no pipe: the server would keep it open
+        reported = self._folder / "report"
+        with reported.open("a") as out:  # no pipe: the server would keep it open
             done = subprocess.run(
                 command, check=False, cwd="/", timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
-        logs = [file.read_text()[-1000:] for file in (told, self._log) if file.exists()]
+        logs = [file.read_text()[-1000:] for file in (reported, self._log) if file.exists()]
         assert done.returncode == 0, f"{program}: {logs}"
 
 

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ledger_world import LIMIT_S, child, drain, drain_and_die, drain_until_killed, ended, finish, tasks_of, undisturbed
+from ledger_world import (
+    LIMIT_S,
+    child,
+    drain,
+    drain_and_die,
+    drain_until_killed,
+    finish,
+    finished,
+    tasks_of,
+    undisturbed,
+)
 
 from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.schema.errors import OutputError
@@ -24,7 +34,7 @@ def test_killed_before_any_statement_a_run_resumes_and_ends_alike(place, tmp_pat
     expected = undisturbed(place("expected"), TASKS)
     assert {state for _, state, *_ in expected} == set(FINISHED), "every kind of end is there"
     log = tmp_path / "count"
-    assert ended(child(drain_and_die, place("complete"), TASKS, 0, str(log))) == 0
+    assert finished(child(drain_and_die, place("complete"), TASKS, 0, str(log))) == 0
     count = int(log.read_text().split()[-1])
     assert count > 40, "the points at which it is killed are those of a whole run"
     for kill_at in range(1, count + 1):
@@ -33,14 +43,14 @@ def test_killed_before_any_statement_a_run_resumes_and_ends_alike(place, tmp_pat
 
 def died_at(place, tmp_path, kill_at, expected):
     run, log = place(f"at{kill_at}"), tmp_path / f"log{kill_at}"
-    assert ended(child(drain_and_die, run, TASKS, kill_at, str(log))) == -signal.SIGKILL
+    assert finished(child(drain_and_die, run, TASKS, kill_at, str(log))) == -signal.SIGKILL
     with open_ledger(run) as ledger:
         if not ledger.counts():  # killed before the tasks were laid out: all or none of them are
             assert not ledger.open("run", TASKS)
         states = {row.task: row.state for row in ledger.rows(0, len(TASKS))}
     acknowledged = {int(task): State(int(state)) for task, state in map(str.split, log.read_text().splitlines())}
-    kept = {task: state for task, state in acknowledged.items() if state != State.READY}
-    assert kept.items() <= states.items(), "what was acknowledged is there"
+    retained = {task: state for task, state in acknowledged.items() if state != State.READY}
+    assert retained.items() <= states.items(), "what was acknowledged is there"
     assert finish(run, TASKS) == expected
 
 
@@ -54,7 +64,7 @@ def test_killed_at_random_moments_again_and_again_a_run_ends_alike(place, seed):
         process = child(drain_until_killed, place(), tasks)
         process.join(float(rng.uniform(0, whole_s / 4)))
         process.kill()
-        ends.append(ended(process))
+        ends.append(finished(process))
     assert -signal.SIGKILL in ends, "at least one was killed on its way"
     assert set(ends) <= {0, -signal.SIGKILL}
     with open_ledger(place()) as ledger:
@@ -113,7 +123,7 @@ def test_a_coordinator_that_is_frozen_loses_its_tasks_and_ends_nothing_when_it_w
             drain(ledger, "other")
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    ended(process)
+    finished(process)
     assert finish(place(), tasks) == undisturbed(place("expected"), tasks)
 
 

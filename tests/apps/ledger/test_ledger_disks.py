@@ -7,13 +7,13 @@ import threading
 import time
 
 import pytest
-from ledger_world import FAR_S, LONG, child, ended, fill, finish, tasks_of, undisturbed
+from ledger_world import FAR_S, LONG, child, fill, finish, finished, tasks_of, undisturbed
 
 from lengthwise.apps.ledger import Ending, Output, State, open_ledger
 from lengthwise.schema.errors import OutputError
 
 
-def test_on_a_full_disk_a_settle_is_refused_whole_and_works_when_there_is_room(tmp_path):
+def test_on_a_full_disk_a_settle_is_refused_completely_and_works_when_there_is_room(tmp_path):
     path = tmp_path / "run.sqlite"
     tasks = tasks_of(60)
     with open_ledger(path) as ledger:
@@ -35,11 +35,11 @@ def done(lease, text):
     return Ending(lease.task, lease.fence, State.DONE, f"k{lease.task}", Output(text, "stop", 1, 1))
 
 
-def test_where_a_file_may_not_grow_it_says_so_and_the_ledger_is_whole(tmp_path):
+def test_a_file_size_limit_is_reported_and_the_ledger_is_intact(tmp_path):
     path, tasks = str(tmp_path / "run.sqlite"), tasks_of(60)
     with open_ledger(path) as ledger:
         ledger.open("run", tasks)
-    assert ended(child(fill, path, tasks, str(tmp_path / "message"))) == 0
+    assert finished(child(fill, path, tasks, str(tmp_path / "message"))) == 0
     assert "what was recorded before stays" in (tmp_path / "message").read_text()
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -61,7 +61,7 @@ def test_while_another_holds_the_file_it_waits(tmp_path):
         other.close()
 
 
-def test_held_by_another_for_too_long_it_says_so_and_reads_go_on(tmp_path):
+def test_a_long_lock_by_another_process_is_reported_and_reads_continue(tmp_path):
     path = tmp_path / "run.sqlite"
     with open_ledger(path, timeout_s=0.1) as ledger:
         ledger.open("run", tasks_of(5))
@@ -74,7 +74,7 @@ def test_held_by_another_for_too_long_it_says_so_and_reads_go_on(tmp_path):
         assert ledger.lease(0, 1, owner="me", now_s=0, lease_s=1)
 
 
-def test_held_by_another_client_of_the_server_for_too_long_it_says_so(server):
+def test_a_long_lock_by_another_client_of_the_server_is_reported(server):
     import psycopg
 
     place = server.place("reserved")
@@ -109,7 +109,7 @@ def test_a_client_that_stops_within_a_transaction_is_let_go_of(server):
         assert sum(stopped.counts().values()) == 5, "and connects anew"
 
 
-def test_a_connection_that_breaks_is_said_and_made_anew(server):
+def test_a_broken_connection_is_reported_and_reopened(server):
     with open_ledger(server.place("broken")) as ledger:
         ledger.open("run", tasks_of(5))
         with pytest.raises(OutputError, match="see to the server"):
@@ -117,7 +117,7 @@ def test_a_connection_that_breaks_is_said_and_made_anew(server):
         assert sum(ledger.counts().values()) == 5
 
 
-def test_two_who_hold_each_other_up_both_go_on(server):
+def test_deadlocked_transactions_both_complete(server):
     """The server ends one of two transactions that wait for each other; that one is made again."""
     place, tasks = server.place("crossed"), tasks_of(4)
     with open_ledger(place) as one, open_ledger(place) as two:
@@ -132,10 +132,10 @@ def test_two_who_hold_each_other_up_both_go_on(server):
             session.rows("SELECT 1 FROM tasks WHERE task = ? FOR UPDATE", second)
             return time.monotonic()
 
-        said = []
-        other = threading.Thread(target=lambda: said.append(two._store.write(lambda s: cross(s, 1, 0))))
+        message = []
+        other = threading.Thread(target=lambda: message.append(two._store.write(lambda s: cross(s, 1, 0))))
         other.start()
-        said.append(one._store.write(lambda s: cross(s, 0, 1)))
+        message.append(one._store.write(lambda s: cross(s, 0, 1)))
         other.join(60)
-        assert len(said) == 2
+        assert len(message) == 2
         assert len(tried) >= 3, "one of them was made again"

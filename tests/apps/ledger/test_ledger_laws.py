@@ -79,8 +79,8 @@ class Machine(RuleBasedStateMachine):
         self.holder, self.fences, self.ends, self.answers = {}, {}, {}, {}
 
     def both(self, name, *values, **named):
-        came, told = (getattr(one, name)(*values, **named) for one in (self.ledger, self.model))
-        assert came == told, name
+        came, reported = (getattr(one, name)(*values, **named) for one in (self.ledger, self.model))
+        assert came == reported, name
         return came
 
     @initialize(seed=st.integers(0, 2**32), count=st.integers(1, 14))

@@ -51,7 +51,7 @@ def test_a_newer_file_is_not_touched(tmp_path):
         open_ledger(path)
 
 
-def test_who_looks_before_the_ledger_is_made_is_told_to_look_again(tmp_path):
+def test_opening_a_ledger_before_it_is_created_suggests_a_retry(tmp_path):
     path = tmp_path / "ledger.sqlite"
     sqlite3.connect(path).close()
     path.touch()
@@ -106,7 +106,7 @@ def test_a_ledger_in_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypat
     tmp_path.chmod(0o755)
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot keep a ledger"):
         open_ledger(tmp_path / "file" / "run.sqlite")
@@ -119,7 +119,7 @@ def test_other_stores_are_not_known(place):
     assert "secret" not in str(error.value)
 
 
-def test_a_server_that_is_not_there_is_said_without_the_password(tmp_path):
+def test_an_unreachable_server_is_reported_without_the_password(tmp_path):
     with pytest.raises(OutputError, match=r"(?s)postgresql:///x\?schema=s.*see to the server") as error:
         open_ledger(f"postgresql:///x?host={tmp_path}&user=me&password=secret&schema=s")
     assert "secret" not in str(error.value)
@@ -146,7 +146,7 @@ def test_an_old_sqlite_is_named(monkeypatch, tmp_path):
         open_ledger(tmp_path)
 
 
-def test_a_changed_run_is_laid_out_anew_and_reuses_what_was_answered(place):
+def test_a_changed_run_is_laid_out_again_and_reuses_existing_answers(place):
     before, after = tasks_of(30, seed=1), tasks_of(50, seed=2)
     with open_ledger(place()) as ledger:
         ledger.open("before", before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ledger_world import FORKED, LIMIT_S, child, drain_all, ended, finish, tasks_of, undisturbed
+from ledger_world import FORKED, LIMIT_S, child, drain_all, finish, finished, tasks_of, undisturbed
 
 from lengthwise.apps.ledger import State, open_ledger
 
@@ -17,16 +17,16 @@ def test_several_processes_lease_from_one_ledger_nothing_twice_and_nothing_lost(
     with open_ledger(place()) as ledger:
         ledger.open("run", tasks)
     processes = [child(drain_all, place(), f"owner{i}", MOST, out, meet) for i in range(4)]
-    said = [out.get(timeout=LIMIT_S) for _ in processes]
-    assert [ended(process) for process in processes] == [0] * 4
-    final = [task for mine in said for task, state in mine if state != State.READY]
+    message = [out.get(timeout=LIMIT_S) for _ in processes]
+    assert [finished(process) for process in processes] == [0] * 4
+    final = [task for own in message for task, state in own if state != State.READY]
     assert len(final) == len(set(final)), "no task was ended by two"
-    assert all(said), "all worked"
+    assert all(message), "all worked"
     # One may find nothing ready while others hold the rest: what is left is finished here.
     assert finish(place(), tasks) == expected
     with open_ledger(place()) as ledger:
         states = {row.task: row.state for row in ledger.rows(0, 500)}
-    assert all(states[task] == state for mine in said for task, state in mine if state != State.READY)
+    assert all(states[task] == state for own in message for task, state in own if state != State.READY)
 
 
 def test_a_status_is_read_while_a_run_writes(place):
@@ -41,7 +41,7 @@ def test_a_status_is_read_while_a_run_writes(place):
             assert sum(counts.values()) == 300, "counts add up at every moment"
             looks.append(sum(n for (_, state), n in counts.items() if state >= State.DONE))
     out.get(timeout=LIMIT_S)
-    assert ended(writer) == 0
+    assert finished(writer) == 0
     assert looks == sorted(looks), "what ended stays so"
 
 
@@ -66,16 +66,16 @@ def test_one_handle_serves_several_threads(place):
 
 def test_two_coordinators_that_start_at_once_lay_out_once(place):
     tasks = tasks_of(300)
-    said, gate = [], threading.Barrier(4)
+    message, gate = [], threading.Barrier(4)
 
     def start():
         gate.wait(LIMIT_S)
         with open_ledger(place()) as ledger:
-            said.append(ledger.open("run", tasks))
+            message.append(ledger.open("run", tasks))
 
     threads = [threading.Thread(target=start) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    assert sorted(said) == [False, True, True, True]
+    assert sorted(message) == [False, True, True, True]

@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
 
 def local_pids(launcher):
@@ -70,10 +70,10 @@ def main():
         sys.stdout.flush()
 
     with open_ledger(folder / "ledger.sqlite") as ledger:
-        ended = run_on_engines(job, ledger, launcher, monitor=watch, watch_s=0.02, stopping=stopping)
-    if ended.exit_code == 130:
+        finished = run_on_engines(job, ledger, launcher, monitor=watch, watch_s=0.02, stopping=stopping)
+    if finished.exit_code == 130:
         sys.stdout.write(RESUME + "\n")
-    raise SystemExit(ended.exit_code)
+    raise SystemExit(finished.exit_code)
 
 
 if __name__ == "__main__":

@@ -45,14 +45,14 @@ class Prompts:
 
     def decide(self, task, outputs):
         tasks = self.tasks
-        said = [outputs(int(p)) for p in tasks.parent[tasks.parent_start[task] : tasks.parent_start[task + 1]]]
+        message = [outputs(int(p)) for p in tasks.parent[tasks.parent_start[task] : tasks.parent_start[task + 1]]]
         length = f"<out:{self.lengths[task]}>" if self.lengths is not None else ""
-        words = f"task {task} {self.version} {' '.join(one.text for one in said if one)}{length}"
+        words = f"task {task} {self.version} {' '.join(one.text for one in message if one)}{length}"
         body = {"max_tokens": self.most, "temperature": 0}
         body |= {"messages": [{"role": "user", "content": words}]} if task % 2 == 0 else {"prompt": words}
-        told = json.dumps([tasks.models[tasks.model[task]], body], sort_keys=True)
+        reported = json.dumps([tasks.models[tasks.model[task]], body], sort_keys=True)
         api = "chat" if task % 2 == 0 else "completions"
-        return RequestSpec(hashlib.sha256(told.encode()).hexdigest(), Ask(task, api, body))
+        return RequestSpec(hashlib.sha256(reported.encode()).hexdigest(), Ask(task, api, body))
 
 
 def chained(rows=6):
@@ -90,13 +90,13 @@ def local(tmp_path, names, *, max_num_seqs=4, command=SERVER, more="--fixed-s 0.
 async def play(job, ledger, launcher, during=None, monitor=None):
     """A run on the loop of this test; ``during(coordinator, launcher)`` runs beside it."""
     one = Coordinator(job, ledger, launcher, now_s=time.time, monitor=monitor, watch_s=0.05)
-    beside = asyncio.create_task(during(one, launcher)) if during else None
+    companion = asyncio.create_task(during(one, launcher)) if during else None
     try:
         return await one.run()
     finally:
-        if beside is not None:
-            beside.cancel()
-            for error in await asyncio.gather(beside, return_exceptions=True):
+        if companion is not None:
+            companion.cancel()
+            for error in await asyncio.gather(companion, return_exceptions=True):
                 if isinstance(error, Exception):
                     raise error
 
@@ -111,8 +111,8 @@ def undisturbed(tmp_path, tasks, names=("m0", "m1"), decider=None, **fields):
     """What a run says that nothing happens to: both models beside each other."""
     job = job_of(tasks, [tuple(plan(m) for m in range(len(names)))], decider=decider)
     with open_ledger(tmp_path / "undisturbed.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path / "undisturbed", names, **fields)))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, local(tmp_path / "undisturbed", names, **fields)))
+        assert finished.exit_code == 0
         return answers(ledger, job.layout)
 
 
@@ -142,14 +142,14 @@ def post(url, path, body):
         return json.loads(answer.read())
 
 
-def told(url):
+def reported(url):
     """What an engine saw."""
     with urllib.request.urlopen(f"{url}/emulator/log", timeout=10) as answer:
         return json.loads(answer.read())
 
 
-async def until(fact, most_s=60.0):
+async def until(fact, max_s=60.0):
     """ModelDependencies for a fact."""
-    async with asyncio.timeout(most_s):
+    async with asyncio.timeout(max_s):
         while not fact():  # noqa: ASYNC110 - facts of other processes
             await asyncio.sleep(0.01)

@@ -18,21 +18,21 @@ def is_gone(pid):
         return True
 
 
-def gone(pids, most_s=30.0):
-    end = time.monotonic() + most_s
+def gone(pids, max_s=30.0):
+    end = time.monotonic() + max_s
     while not all(map(is_gone, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     return all(map(is_gone, pids))
 
 
-def begun(tmp_path, when, *options):
+def started(tmp_path, when, *options):
     """A coordinator's process once its run is where ``when`` says, and the pids of its engines."""
-    said = tmp_path / "said.txt"
-    with said.open("wb") as file:
+    message = tmp_path / "said.txt"
+    with message.open("wb") as file:
         process = subprocess.Popen([sys.executable, str(SCRIPT), str(tmp_path), *options], stdout=file)
     seen = 0
     while process.poll() is None:
-        lines = said.read_text().split("\n")[:-1]
+        lines = message.read_text().split("\n")[:-1]
         for row in map(json.loads, lines[seen:]):
             if when(row):
                 return process, row["pids"]

@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
 COUNTS, MEANS = (300, 300), (100, 100)
 PLANNING, PLANNED = "is planned anew", "was planned anew"
@@ -66,10 +66,10 @@ def main():
     with open_ledger(folder / "ledger.sqlite") as ledger:
         run = run_on_engines if way == "current" else run_simulated
         try:
-            ended = run(replace(job, replan=anew), ledger, launcher)
+            finished = run(replace(job, replan=anew), ledger, launcher)
         except KeyboardInterrupt:
             raise SystemExit(130) from None
-    raise SystemExit(ended.exit_code)
+    raise SystemExit(finished.exit_code)
 
 
 if __name__ == "__main__":

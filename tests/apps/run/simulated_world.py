@@ -33,7 +33,7 @@ class World:
         self.sleeps = lambda _: False
 
     def job(self, **more):
-        kept = {
+        retained = {
             "decider": Drawn(self.tasks, self.draw),
             "identity": identity_of("app", self.layout),
             "owner": new_owner(),
@@ -44,7 +44,7 @@ class World:
             layout=self.layout,
             expected_tokens=self.expected,
             placer=ClusterPlacer(self.space.cluster, self.seconds),
-            **kept,
+            **retained,
         )
 
     def launcher(self):

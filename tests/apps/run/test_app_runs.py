@@ -42,7 +42,7 @@ APPS = {
 SECONDS = {"start": 5.0, "wake": 1.0, "stop": 0.5, "sleep": 0.5}
 
 
-def said(model, body):
+def message(model, body):
     """What the emulated model must answer, computed without an engine."""
     ids = chat_ids(body)
     mind, tokens, text = ToyModel(model, ids, 64), [], codecs.getincrementaldecoder("utf-8")("replace")
@@ -61,9 +61,9 @@ def oracle(expanded):
     """Answers of all tasks, one after another."""
     decider, found = Rendered(expanded), {}
     for task in range(len(expanded.tasks)):
-        asked = decider.decide(task, found.get)
+        requested = decider.decide(task, found.get)
         name = expanded.tasks.models[int(expanded.tasks.model[task])]
-        found[task] = None if asked is None else said(name, asked.request.body)
+        found[task] = None if requested is None else message(name, requested.request.body)
     return found
 
 
@@ -88,18 +88,18 @@ def prepared(name, rows=TOPICS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(APPS))
-def test_every_answer_is_what_asking_one_after_another_gives(tmp_path, name):
+def test_every_answer_equals_that_of_sequential_requests(tmp_path, name):
     expanded, _, job = prepared(name)
-    whole = oracle(expanded)
+    complete = oracle(expanded)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("a", "b", "c"))))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("a", "b", "c"))))
+        assert finished.exit_code == 0
         places = job.layout.place_of.tolist()
         found = ledger.outputs(places)
-        assert {task: found[places[task]] for task in whole} == whole
-        assert ended.of(State.SKIPPED) == sum(output is None for output in whole.values())
-        told = export(ledger, job.layout, tmp_path / "out", ids=lambda row: str(expanded.ids[row]))
-        assert told.answers == sum(output is not None for output in whole.values())
+        assert {task: found[places[task]] for task in complete} == complete
+        assert finished.of(State.SKIPPED) == sum(output is None for output in complete.values())
+        reported = export(ledger, job.layout, tmp_path / "out", ids=lambda row: str(expanded.ids[row]))
+        assert reported.answers == sum(output is not None for output in complete.values())
 
 
 @pytest.mark.parametrize("name", sorted(APPS))
@@ -110,11 +110,11 @@ def test_in_virtual_time_the_same_application_comes_to_an_end(tmp_path, name):
         ("a", "b", "c"), space.deployment, Lengths.of(expanded.tasks, drawn), lambda plan, how: SECONDS[how]
     )
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = run_simulated(job, ledger, launcher)
-        assert ended.how == "done"
-        assert sum(ended.counts.values()) == len(expanded.tasks)
-        assert {state for _, _, state in ended.counts} <= {State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED}
-        assert ended.seconds > SECONDS["start"]
+        finished = run_simulated(job, ledger, launcher)
+        assert finished.how == "done"
+        assert sum(finished.counts.values()) == len(expanded.tasks)
+        assert {state for _, _, state in finished.counts} <= {State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED}
+        assert finished.seconds > SECONDS["start"]
 
 
 def test_expected_lengths_are_means_over_draws_and_nothing_where_a_task_is_not():

@@ -19,10 +19,10 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def request(name, model="m0", url=CHAT, **body):
-    said = (
+    stated = (
         {"messages": [{"role": "user", "content": "{{ never }} rendered"}]} if url == CHAT else {"prompt": "Say {% x"}
     )
-    return {"custom_id": name, "method": "POST", "url": url, "body": {"model": model, **said, **body}}
+    return {"custom_id": name, "method": "POST", "url": url, "body": {"model": model, **stated, **body}}
 
 
 def file_of(folder, *lines):
@@ -31,7 +31,7 @@ def file_of(folder, *lines):
     return path
 
 
-def asked(batch):
+def requested(batch):
     expanded = expand(batch.app, batch.rows.rows, batch.rows.ids)
     decider = Rendered(expanded)
     return expanded.tasks, [decider.decide(task, lambda _: None) for task in range(len(expanded.tasks))]
@@ -44,7 +44,7 @@ def test_requests_are_passed_on_as_they_stand(tmp_path):
         request("three", "m1", temperature=0, seed=4),
     ]
     batch = read_batch(file_of(tmp_path, *lines))
-    tasks, found = asked(batch)
+    tasks, found = requested(batch)
     assert len(tasks) == 3
     by_row = {int(tasks.row[task]): one for task, one in enumerate(found)}
     for row, line in enumerate(lines):
@@ -59,21 +59,21 @@ def test_requests_are_passed_on_as_they_stand(tmp_path):
 
 def test_equal_requests_share_an_answer_only_where_nothing_is_left_to_chance(tmp_path):
     greedy = read_batch(file_of(tmp_path, *(request(name, temperature=0) for name in "ab")))
-    assert len({one.key for one in asked(greedy)[1]}) == 1
+    assert len({one.key for one in requested(greedy)[1]}) == 1
     drawn = read_batch(file_of(tmp_path, *(request(name) for name in "ab")))
-    first, again = asked(drawn)[1], asked(drawn)[1]
+    first, again = requested(drawn)[1], requested(drawn)[1]
     assert len({one.key for one in first}) == 2
     assert [one.key for one in first] == [one.key for one in again]
     assert all("seed" in one.request.body for one in first)
 
 
 def test_a_completion_without_a_limit_is_as_short_as_the_api_makes_it(tmp_path):
-    tasks, found = asked(read_batch(file_of(tmp_path, request("a", url=COMPLETIONS))))
+    tasks, found = requested(read_batch(file_of(tmp_path, request("a", url=COMPLETIONS))))
     assert tasks.max_tokens.tolist() == [16]
     assert "max_tokens" not in found[0].request.body
 
 
-def test_what_is_known_of_models_is_kept(tmp_path):
+def test_known_facts_of_models_are_retained(tmp_path):
     path = file_of(tmp_path, request("a", "m0"), request("b", "m1"))
     known = Model("m1", "vicuna-13b", weights="./there")
     assert read_batch(path, [known]).app.models == (Model("m0"), known)
@@ -97,7 +97,7 @@ def test_what_is_known_of_models_is_kept(tmp_path):
         ({"method": "POST"} | {k: v for k, v in request("b").items() if k != "custom_id"}, "named 'custom_id'"),
     ],
 )
-def test_what_cannot_be_asked_is_told_with_its_line(tmp_path, line, message):
+def test_an_invalid_request_is_reported_with_its_line(tmp_path, line, message):
     path = file_of(tmp_path, request("a"), line)
     with pytest.raises(InputError) as error:
         read_batch(path)
@@ -113,8 +113,8 @@ def test_a_batch_is_answered_in_its_order(tmp_path):
         expanded.tasks, [(plan(0), plan(1))], decider=Rendered(expanded), words=batch.rows.sha256, settings=QUICK
     )
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ["m0", "m1"])))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ["m0", "m1"])))
+        assert finished.exit_code == 0
         export(ledger, job.layout, tmp_path, ids=lambda row: batch.rows.ids[row])
     answers, errors = tmp_path / "answers.jsonl", tmp_path / "errors.jsonl"
     assert write_batch(tmp_path / "outputs.jsonl", tmp_path / "dead.jsonl", answers, errors, created_s=5) == (9, 0)

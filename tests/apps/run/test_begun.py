@@ -16,9 +16,11 @@ def world_of():
 
 def ran(world, ledger, **more):
     """What was told, and what had been started by then."""
-    launcher, told = world.launcher(), []
-    ended = world.run(ledger, launcher=launcher, started=lambda kept: told.append((kept, launcher.starts)), **more)
-    return ended, told
+    launcher, reported = world.launcher(), []
+    finished = world.run(
+        ledger, launcher=launcher, started=lambda saved: reported.append((saved, launcher.starts)), **more
+    )
+    return finished, reported
 
 
 def cut(world, ledger):
@@ -28,36 +30,36 @@ def cut(world, ledger):
         if progress.share > 0.3:
             ledger.note({"cancel": "1"})
 
-    ended = world.run(ledger, monitor=look, watch_s=0.5)
-    assert ended.how == "cancelled"
-    return ended.of(State.DONE)
+    finished = world.run(ledger, monitor=look, watch_s=0.5)
+    assert finished.how == "cancelled"
+    return finished.of(State.DONE)
 
 
-def test_a_first_run_has_nothing_to_tell(tmp_path):
+def test_a_first_run_has_nothing_to_report(tmp_path):
     with fresh(tmp_path) as ledger:
-        ended, told = ran(world_of(), ledger)
-    assert (ended.exit_code, told) == (0, [])
+        finished, reported = ran(world_of(), ledger)
+    assert (finished.exit_code, reported) == (0, [])
 
 
-def test_a_run_that_is_gone_on_with_tells_at_its_start_what_is_answered(tmp_path):
+def test_a_resumed_run_reports_at_its_start_what_is_answered(tmp_path):
     world = world_of()
     with fresh(tmp_path) as ledger:
         done = cut(world, ledger)
         assert 0 < done < 400
-        ended, [(kept, starts)] = ran(world, ledger)
-    assert ended.of(State.DONE) == 400
+        finished, [(saved, starts)] = ran(world, ledger)
+    assert finished.of(State.DONE) == 400
     assert starts == 0
-    assert sum(kept.retained) == done
-    assert sum(kept.retained) + sum(kept.remaining) == 400
-    assert f"{kept.retained[0]} of {kept.retained[0] + kept.remaining[0]} answers kept" in kept.words()
+    assert sum(saved.retained) == done
+    assert sum(saved.retained) + sum(saved.remaining) == 400
+    assert f"{saved.retained[0]} of {saved.retained[0] + saved.remaining[0]} answers kept" in saved.words()
 
 
-def test_a_second_run_over_the_answers_of_a_first_tells_at_its_start_what_it_takes_over(tmp_path):
+def test_a_second_run_over_the_answers_of_a_first_reports_at_its_start_what_it_reuses(tmp_path):
     world = world_of()
     with fresh(tmp_path) as ledger:
         done = cut(world, ledger)
-        ended, [(kept, starts)] = ran(world, ledger, identity=identity_of("another", world.layout))
-    assert ended.of(State.DONE) == 400
+        finished, [(saved, starts)] = ran(world, ledger, identity=identity_of("another", world.layout))
+    assert finished.of(State.DONE) == 400
     assert starts == 0
-    assert sum(kept.retained) == done
-    assert ended.reused == kept
+    assert sum(saved.retained) == done
+    assert finished.reused == saved

@@ -18,8 +18,8 @@ def rows(ledger, layout):
 def test_all_tasks_of_one_model_are_answered(tmp_path):
     world = World(tasks_of([0] * 300), [(plan(0, dp=2),)])
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger)
-        assert (ended.how, ended.exit_code, ended.of(State.DONE)) == ("done", 0, 300)
+        finished = world.run(ledger)
+        assert (finished.how, finished.exit_code, finished.of(State.DONE)) == ("done", 0, 300)
         tokens = [row.output.output_tokens for row in rows(ledger, world.layout)]
         assert tokens == world.draw.output_tokens.tolist()
         assert ledger.counts() == {(0, State.DONE): 300}
@@ -36,11 +36,11 @@ def test_a_model_that_finishes_makes_room_for_the_next(tmp_path):
     world = World(tasks, stages)
     world.draw = drawn(world, [20] * 40 + [500] * 60 + [20] * 20)
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger)
-        assert ended.of(State.DONE) == 120
-        ready = [(event.model, event.gpus) for event in ended.events if event.what == "ready"]
+        finished = world.run(ledger)
+        assert finished.of(State.DONE) == 120
+        ready = [(event.model, event.gpus) for event in finished.events if event.what == "ready"]
         assert sorted(ready) == [(0, (0,)), (0, (1,)), (1, (2,)), (1, (3,)), (2, (0,)), (2, (1,))]
-        stopped = [event.model for event in ended.events if event.what == "stop"]
+        stopped = [event.model for event in finished.events if event.what == "stop"]
         assert stopped[:2] == [0, 0]
 
 
@@ -57,9 +57,9 @@ def test_models_that_wait_for_each_other_take_turns_on_one_gpu(tmp_path):
     parents = [(4 * i + j, 4 * i + j - 1) for i in range(5) for j in (1, 2, 3)]
     world = World(tasks_of(models, parents=parents), [(plan(0),), (plan(1),), (plan(0),), (plan(1),)], gpus=1)
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger)
-        assert ended.of(State.DONE) == 20
-        assert [event.model for event in ended.events if event.what == "ready"] == [0, 1, 0, 1]
+        finished = world.run(ledger)
+        assert finished.of(State.DONE) == 20
+        assert [event.model for event in finished.events if event.what == "ready"] == [0, 1, 0, 1]
 
 
 def test_engines_that_can_sleep_are_woken_where_they_were(tmp_path):
@@ -68,21 +68,21 @@ def test_engines_that_can_sleep_are_woken_where_they_were(tmp_path):
     world = World(tasks_of(models, parents=parents), [(plan(0),), (plan(1),), (plan(0),)], gpus=1)
     world.sleeps = lambda _: True
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger)
-        assert ended.of(State.DONE) == 15
-        what = [(event.what, event.model) for event in ended.events if event.what in ("start", "wake")]
+        finished = world.run(ledger)
+        assert finished.of(State.DONE) == 15
+        what = [(event.what, event.model) for event in finished.events if event.what in ("start", "wake")]
         assert what == [("start", 0), ("start", 1), ("wake", 0)]
 
 
-def test_what_is_cut_between_stages_keeps_its_tokens(tmp_path):
+def test_requests_interrupted_between_stages_keep_their_tokens(tmp_path):
     tasks = tasks_of([0] * 8 + [1] * 2)
     world = World(tasks, [(plan(0), plan(1)), (plan(0, tp=2),)], gpus=2)
     world.draw = drawn(world, [500] * 8 + [50] * 2)
     with fresh(tmp_path) as ledger:
         saved = []
         keep, ledger.save = ledger.save, lambda partials: (saved.extend(partials), keep(partials))[1]
-        ended = world.run(ledger)
-        assert ended.of(State.DONE) == 10
+        finished = world.run(ledger)
+        assert finished.of(State.DONE) == 10
         assert [len(partial.output_ids) > 40 for _, partial in saved] == [True] * 8
         tokens = [row.output.output_tokens for row in rows(ledger, world.layout)]
         assert tokens == world.draw.output_tokens.tolist()
@@ -102,17 +102,17 @@ def test_tasks_that_do_not_come_to_be_are_skipped(tmp_path):
     draw = type(world.draw)(present, world.draw.prompt_tokens, world.draw.output_tokens)
     world = World(tasks, [(plan(0),)], draw=draw)
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger)
-        assert (ended.of(State.DONE), ended.of(State.SKIPPED)) == (5, 5)
+        finished = world.run(ledger)
+        assert (finished.of(State.DONE), finished.of(State.SKIPPED)) == (5, 5)
 
 
-def test_the_same_run_takes_the_same_time_and_says_the_same(tmp_path):
+def test_the_same_run_takes_the_same_time_and_gives_the_same_outputs(tmp_path):
     models = [0, 1] * 50
     parents = [(2 * i + 1, 2 * i) for i in range(50)]
     world = World(tasks_of(models, parents=parents), [(plan(0, 2), plan(1, 2))])
-    told = []
+    reported = []
     for name in ("a", "b"):
         with fresh(tmp_path, name) as ledger:
-            ended = world.run(ledger)
-            told.append((ended.seconds, ended.events, [row.output for row in rows(ledger, world.layout)]))
-    assert told[0] == told[1]
+            finished = world.run(ledger)
+            reported.append((finished.seconds, finished.events, [row.output for row in rows(ledger, world.layout)]))
+    assert reported[0] == reported[1]

@@ -28,16 +28,16 @@ def drafted(*pieces, before=None):
         ([("a", 1), ("", 2), ("bc", 3, 4)], "a", (1,)),
     ],
 )
-def test_what_is_kept_ends_where_text_and_tokens_are_at_one(pieces, text, ids):
+def test_the_saved_part_ends_where_text_and_tokens_agree(pieces, text, ids):
     assert drafted(*pieces) == Partial(text, (7,), ids)
 
 
-def test_nothing_is_kept_before_the_first_text():
+def test_nothing_is_saved_before_the_first_text():
     assert drafted(("", 1)) is None
     assert drafted(("ab", 1, 2)) is None
 
 
-def test_what_was_kept_before_stays():
+def test_an_earlier_saved_part_stays():
     before = Partial("a", (7,), (1,))
     assert drafted(("", 2), before=before) == before
     assert drafted(("", 2), ("c", 3), before=before) == Partial("ac", (7,), (1, 2, 3))

@@ -6,8 +6,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from engines_world import answers as said
-from engines_world import engines, job_of, local, play, told, undisturbed, until
+from engines_world import answers as message
+from engines_world import engines, job_of, local, play, reported, undisturbed, until
 from plan_world import tasks_of
 from simulated_world import World, fresh, plan
 
@@ -26,9 +26,9 @@ def late(stages, *, seconds=lambda plan, how: float(how == "start")):
 def test_half_of_what_is_under_way_goes_to_the_one_that_joins(tmp_path):
     alone, two = late([(plan(0), plan(1))]), late([(plan(0), plan(1)), (plan(0, dp=2),)])
     with fresh(tmp_path, "isolated") as one, fresh(tmp_path, "two") as other:
-        ended, sooner = alone.run(one), two.run(other)
-        assert (ended.of(State.DONE), sooner.of(State.DONE)) == (101, 101)
-        assert sooner.seconds < 0.95 * ended.seconds
+        finished, sooner = alone.run(one), two.run(other)
+        assert (finished.of(State.DONE), sooner.of(State.DONE)) == (101, 101)
+        assert sooner.seconds < 0.95 * finished.seconds
         assert [row.output for row in one.rows(0, 101)] == [row.output for row in other.rows(0, 101)]
         assert {row.attempts for row in other.rows(0, 101)} == {1}
 
@@ -46,13 +46,13 @@ def test_on_real_engines_they_go_on_from_their_tokens(tmp_path):
         while True:
             await until(lambda: engines(launcher))
             for url, pid in engines(launcher):
-                logs[pid] = await asyncio.to_thread(told, url)
+                logs[pid] = await asyncio.to_thread(reported, url)
             await asyncio.sleep(0.05)
 
-    whole = undisturbed(tmp_path / "complete", tasks, decider=job.decider, **slow)
+    complete = undisturbed(tmp_path / "complete", tasks, decider=job.decider, **slow)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, look))
-        assert ended.exit_code == 0
-        assert said(ledger, job.layout) == whole
-    assert len([event for event in ended.events if event.what == "ready" and event.model == 0]) == 2
+        finished = asyncio.run(play(job, ledger, launcher, look))
+        assert finished.exit_code == 0
+        assert message(ledger, job.layout) == complete
+    assert len([event for event in finished.events if event.what == "ready" and event.model == 0]) == 2
     assert sum(log["aborts"] for log in logs.values()) >= 8

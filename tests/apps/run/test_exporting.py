@@ -38,17 +38,17 @@ def lines(path):
 def test_outputs_stand_in_the_order_of_the_inputs(tmp_path):
     world = world_of()
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger)
-        told = export(ledger, world.layout, tmp_path / "out", ids=lambda row: f"r{row}", forms=("jsonl", "parquet"))
+        finished = world.run(ledger)
+        reported = export(ledger, world.layout, tmp_path / "out", ids=lambda row: f"r{row}", forms=("jsonl", "parquet"))
     rows = lines(tmp_path / "out" / "outputs.jsonl")
-    assert len(rows) == told.answers == ended.of(State.DONE) == 19
+    assert len(rows) == reported.answers == finished.of(State.DONE) == 19
     assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
     by_row = {row["id"]: [one["call"] for one in rows if one["id"] == row["id"]] for row in rows}
     assert set(map(tuple, by_row.values())) == {("c0", "c1", "c0"), ("c0", "c1")}
     assert pl.read_parquet(tmp_path / "out" / "outputs.parquet").to_dicts() == rows
-    whole = hashlib.sha256((tmp_path / "out" / "outputs.jsonl").read_bytes()).hexdigest()
-    assert told.files["outputs.jsonl"] == whole
-    assert told.dead == 0
+    complete = hashlib.sha256((tmp_path / "out" / "outputs.jsonl").read_bytes()).hexdigest()
+    assert reported.files["outputs.jsonl"] == complete
+    assert reported.dead == 0
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -57,7 +57,7 @@ def test_a_file_that_may_not_grow_is_named_and_the_one_before_stays(tmp_path, fo
     world, name = world_of(rows=2), f"outputs.{form}"
     with fresh(tmp_path) as ledger:
         world.run(ledger)
-        told = export(ledger, world.layout, tmp_path, forms=("jsonl", "parquet"))
+        reported = export(ledger, world.layout, tmp_path, forms=("jsonl", "parquet"))
         before = (tmp_path / name).read_bytes()
         most = {"jsonl": 100, "parquet": (tmp_path / "outputs.jsonl").stat().st_size}[form]
         assert len(before) > most
@@ -69,15 +69,15 @@ def test_a_file_that_may_not_grow_is_named_and_the_one_before_stays(tmp_path, fo
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert (tmp_path / name).read_bytes() == before
-        assert export(ledger, world.layout, tmp_path, forms=("jsonl", "parquet")) == told
+        assert export(ledger, world.layout, tmp_path, forms=("jsonl", "parquet")) == reported
 
 
 def test_some_calls_alone(tmp_path):
     world = world_of()
     with fresh(tmp_path) as ledger:
         world.run(ledger)
-        told = export(ledger, world.layout, tmp_path / "out", calls=["c1"])
-        assert told.answers == 7
+        reported = export(ledger, world.layout, tmp_path / "out", calls=["c1"])
+        assert reported.answers == 7
         assert {row["call"] for row in lines(tmp_path / "out" / "outputs.jsonl")} == {"c1"}
         with pytest.raises(UnknownNameError, match="Did you mean: c1"):
             export(ledger, world.layout, tmp_path / "out", calls=["c11"])
@@ -85,7 +85,7 @@ def test_some_calls_alone(tmp_path):
             export(ledger, world.layout, tmp_path / "out", forms=())
 
 
-def test_the_dead_and_those_behind_them_are_told_apart(tmp_path):
+def test_dead_tasks_and_their_dependents_are_reported_separately(tmp_path):
     world = world_of()
     world.draw = TaskDraw(np.ones(21, bool), world.draw.prompt_tokens, world.draw.output_tokens)
 
@@ -98,16 +98,16 @@ def test_the_dead_and_those_behind_them_are_told_apart(tmp_path):
             return super().decide(task, outputs)
 
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger, decider=Picky(world.tasks, world.draw))
-        told = export(ledger, world.layout, tmp_path / "out")
-        assert (told.answers, told.dead, ended.exit_code) == (19, 2, 1)
+        finished = world.run(ledger, decider=Picky(world.tasks, world.draw))
+        reported = export(ledger, world.layout, tmp_path / "out")
+        assert (reported.answers, reported.dead, finished.exit_code) == (19, 2, 1)
         dead = [(row["id"], row["call"], row["state"], row["error"]) for row in lines(tmp_path / "out" / "dead.jsonl")]
         assert dead == [("0", "c1", "dead", "no title"), ("0", "c0", "blocked", None)]
         job = world.job()
-        metadata = manifest(job, ended, told, app="a", inputs="i", models={"m0": "r0", "m1": "r1"})
+        metadata = manifest(job, finished, reported, app="a", inputs="i", models={"m0": "r0", "m1": "r1"})
         write_manifest(tmp_path / "out", metadata)
     read = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert read["counts"]["all"] == {"done": 19, "dead": 1, "blocked": 1}
     assert sum(sum(states.values()) for call, states in read["counts"].items() if call != "all") == 21
-    assert read["sha256"]["outputs.jsonl"] == told.files["outputs.jsonl"]
+    assert read["sha256"]["outputs.jsonl"] == reported.files["outputs.jsonl"]
     assert read["plan"][0][0]["model"] == "m0"

@@ -56,12 +56,12 @@ def test_a_layout_is_the_same_tasks_in_another_order(world):
         place = int(layout.place_of[task])
         assert layout.pairs[int(layout.tasks.call[place])] == (tasks.call[task], tasks.model[task])
         assert layout.tasks.row[place] == tasks.row[task]
-        theirs = tasks.parent[tasks.parent_start[task] : tasks.parent_start[task + 1]]
-        assert layout.task_of[layout.parents(place)].tolist() == theirs.tolist()
+        other = tasks.parent[tasks.parent_start[task] : tasks.parent_start[task + 1]]
+        assert layout.task_of[layout.parents(place)].tolist() == other.tolist()
 
 
 @given(graphs(), st.text(max_size=3))
-def test_an_identity_tells_words_and_tasks_apart(world, words):
+def test_an_identity_distinguishes_words_and_tasks(world, words):
     tasks, lengths = world
     layout = lay(tasks, lengths)
     assert identity_of(words, layout) == identity_of(words, lay(tasks, lengths))
@@ -70,6 +70,6 @@ def test_an_identity_tells_words_and_tasks_apart(world, words):
     assert identity_of(words, layout) != identity_of(words, lay(more, np.append(lengths, 1.0)))
 
 
-def test_lengths_are_asked_for_every_task():
+def test_lengths_are_required_for_every_task():
     with pytest.raises(InputError, match=r"each task \(2\); there are 3"):
         lay(tasks_of([0, 0]), np.ones(3))

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from engines_world import answers, chained, engines, job_of, local, plan, play, told, undisturbed, until
+from engines_world import answers, chained, engines, job_of, local, plan, play, reported, undisturbed, until
 from plan_world import tasks_of
 
 from lengthwise.apps.launch import EngineConfig, StaticLauncher
@@ -29,46 +29,46 @@ def test_chains_over_two_models_are_answered_and_no_engine_is_left(tmp_path):
         assert 0 <= progress.share <= 1
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, monitor=watch))
-        assert ended.exit_code == 0
-        assert ended.of(State.DONE) == len(tasks)
-        said = answers(ledger, job.layout)
-        assert all(output.output_tokens > 0 and output.prompt_tokens > 0 for _, output in said)
-        assert {about.split(" at ")[0] for abouts in ended.engines.values() for about in abouts} == {
+        finished = asyncio.run(play(job, ledger, launcher, monitor=watch))
+        assert finished.exit_code == 0
+        assert finished.of(State.DONE) == len(tasks)
+        message = answers(ledger, job.layout)
+        assert all(output.output_tokens > 0 and output.prompt_tokens > 0 for _, output in message)
+        assert {about.split(" at ")[0] for abouts in finished.engines.values() for about in abouts} == {
             "vllm 0.33.0+emulated"
         }
     for url in urls:
         with pytest.raises(OSError, match="refused"):
-            told(url)
+            reported(url)
 
 
 def test_a_cut_answer_goes_on_from_its_tokens_and_is_the_same(tmp_path):
     """The plan takes the model from one GPU to two while it writes; what the engine wrote is not written again."""
     tasks = tasks_of([0] * 4 + [1])
     slow = {"more": "--fixed-s 0.02"}
-    whole = undisturbed(tmp_path, tasks, **slow)
+    complete = undisturbed(tmp_path, tasks, **slow)
     job = job_of(tasks, [(plan(0), plan(1)), (plan(0, tp=2),)])
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         saved = []
         keep, ledger.save = ledger.save, lambda partials: (saved.extend(partials), keep(partials))[1]
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **slow)))
-        assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **slow)))
+        assert finished.exit_code == 0
+        assert answers(ledger, job.layout) == complete
         assert any(partial.output_ids and partial.prompt_ids for _, partial in saved)
 
 
-def test_where_tokens_are_not_told_it_begins_anew_and_is_the_same(tmp_path):
+def test_without_reported_tokens_an_answer_starts_again_and_is_the_same(tmp_path):
     tasks = tasks_of([0] * 4 + [1])
     slow = {"more": "--fixed-s 0.02 --kind openai"}
-    whole = undisturbed(tmp_path, tasks, **slow)
+    complete = undisturbed(tmp_path, tasks, **slow)
     job = job_of(tasks, [(plan(0), plan(1)), (plan(0, tp=2),)])
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **slow)))
-        assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **slow)))
+        assert finished.exit_code == 0
+        assert answers(ledger, job.layout) == complete
 
 
-def test_the_same_request_is_asked_once(tmp_path):
+def test_the_same_request_is_sent_once(tmp_path):
     tasks = tasks_of([0] * 8)
     job = job_of(tasks, [(plan(0),)])
     first = job.decider.decide
@@ -77,16 +77,16 @@ def test_the_same_request_is_asked_once(tmp_path):
     seen = []
 
     def watch(_):
-        seen.extend(len(told(url)["entries"]) for url, _ in engines(launcher))
+        seen.extend(len(reported(url)["entries"]) for url, _ in engines(launcher))
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         assert asyncio.run(play(job, ledger, launcher, monitor=watch)).of(State.DONE) == 8
-        said = [output for _, output in answers(ledger, job.layout)]
-        assert said == said[:2] * 4
+        message = [output for _, output in answers(ledger, job.layout)]
+        assert message == message[:2] * 4
     assert max(seen, default=0) <= 2
 
 
-def test_an_engine_that_does_not_start_ends_the_run_with_what_it_said(tmp_path):
+def test_an_engine_that_does_not_start_ends_the_run_with_its_message(tmp_path):
     launcher = local(
         tmp_path, ("m0",), command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}", more=""
     )
@@ -97,7 +97,7 @@ def test_an_engine_that_does_not_start_ends_the_run_with_what_it_said(tmp_path):
         assert ledger.counts() == {(0, State.READY): 3}
 
 
-def test_drift_beyond_the_plan_asks_for_a_new_one_which_is_followed(tmp_path):
+def test_drift_beyond_the_plan_requests_a_new_one_which_is_followed(tmp_path):
     tasks = tasks_of([0] * 6 + [1] * 2)
     drifts = []
     job = job_of(tasks, [(plan(0),), (plan(1),)])
@@ -110,16 +110,16 @@ def test_drift_beyond_the_plan_asks_for_a_new_one_which_is_followed(tmp_path):
     job = job_of(tasks, run_plan.stages, replan=replan)
     object.__setattr__(job, "run_plan", run_plan)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
+        assert finished.exit_code == 0
     assert drifts[0].stage == 0
-    assert "replan" in [event.what for event in ended.events]
+    assert "replan" in [event.what for event in finished.events]
     assert len(drifts) == 1
 
 
 def test_cancelled_from_another_process_it_stops_and_goes_on_later(tmp_path):
     tasks = chained()
-    whole = undisturbed(tmp_path, tasks)
+    complete = undisturbed(tmp_path, tasks)
     job, place = job_of(tasks, [(plan(0), plan(1))]), tmp_path / "ledger.sqlite"
 
     async def cancel(_, launcher):
@@ -128,31 +128,31 @@ def test_cancelled_from_another_process_it_stops_and_goes_on_later(tmp_path):
             other.note({"cancel": "now"})
 
     with open_ledger(place) as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), more="--fixed-s 0.1"), cancel))
-        assert (ended.how, ended.exit_code) == ("cancelled", 130)
-        assert ended.of(State.LEASED) == 0
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), more="--fixed-s 0.1"), cancel))
+        assert (finished.how, finished.exit_code) == ("cancelled", 130)
+        assert finished.of(State.LEASED) == 0
     with open_ledger(place) as ledger:
         again = asyncio.run(play(job_of(tasks, [(plan(0), plan(1))]), ledger, local(tmp_path, ("m0", "m1"))))
         assert again.resumed
-        assert answers(ledger, job.layout) == whole
+        assert answers(ledger, job.layout) == complete
 
 
-def test_engines_that_sleep_are_woken_where_they_were_and_say_the_same(tmp_path):
+def test_sleeping_engines_are_woken_in_place_and_answer_the_same(tmp_path):
     tasks = chained(rows=3)
-    whole = undisturbed(tmp_path, tasks)
+    complete = undisturbed(tmp_path, tasks)
     job = job_of(tasks, [(plan(0),), (plan(1),), (plan(0),)], gpus=1)
     launcher = local(tmp_path, ("m0", "m1"), sleeps=True)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher))
-        assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
-    what = [(event.what, event.model) for event in ended.events if event.what in ("start", "wake", "sleep")]
+        finished = asyncio.run(play(job, ledger, launcher))
+        assert finished.exit_code == 0
+        assert answers(ledger, job.layout) == complete
+    what = [(event.what, event.model) for event in finished.events if event.what in ("start", "wake", "sleep")]
     assert what == [("start", 0), ("sleep", 0), ("start", 1), ("sleep", 1), ("wake", 0)]
 
 
-def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
+def test_external_engines_are_used_and_left_running(tmp_path):
     tasks = chained()
-    whole = undisturbed(tmp_path, tasks)
+    complete = undisturbed(tmp_path, tasks)
 
     async def others():
         m0, m1 = EngineSpec("m0"), EngineSpec("m1")
@@ -161,16 +161,16 @@ def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
             launcher = StaticLauncher(models, {0: [one.url, two.url], 1: [three.url]})
             given = job_of(tasks, [launcher.plans()])
             job = replace(given, placer=StaticPlacer())
-            ended = await play(job, ledger, launcher)
+            finished = await play(job, ledger, launcher)
             assert one.up
             assert two.up
             assert min(len(one.log.entries), len(two.log.entries)) > 2
-            return ended, answers(ledger, job.layout)
+            return finished, answers(ledger, job.layout)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended, said = asyncio.run(others())
-    assert ended.exit_code == 0
-    assert said == whole
+        finished, message = asyncio.run(others())
+    assert finished.exit_code == 0
+    assert message == complete
 
 
 def test_a_model_without_an_address_is_named():
@@ -185,7 +185,7 @@ def test_places_in_a_command_are_checked_before_anything_starts():
         EngineConfig("m0", max_num_seqs=0)
 
 
-def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):
+def test_a_changed_prompt_requests_what_it_changed_and_its_dependents(tmp_path):
     from engines_world import Prompts
 
     tasks = chained()
@@ -202,23 +202,23 @@ def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):
 
     job = job_of(tasks, [(plan(0), plan(1))], decider=Changed(tasks), words="another app")
     with open_ledger(place) as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
-        assert not ended.resumed
-        assert ended.reused.retained == (6, 0)
-        assert ended.reused.remaining == (6, 6)
-        assert ended.of(State.DONE) == 18
-        assert "c0: 6 of 12 answers kept; c1: 0 of 6" in ended.reused.words()
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
+        assert not finished.resumed
+        assert finished.reused.retained == (6, 0)
+        assert finished.reused.remaining == (6, 6)
+        assert finished.of(State.DONE) == 18
+        assert "c0: 6 of 12 answers kept; c1: 0 of 6" in finished.reused.words()
 
 
-def test_engines_that_cannot_sleep_after_all_are_started_anew_and_say_the_same(tmp_path):
+def test_engines_that_cannot_sleep_after_all_are_restarted_and_answer_the_same(tmp_path):
     """The ladder's last rung: ``sleeps`` was said of engines that have no /sleep."""
     tasks = chained(rows=3)
-    whole = undisturbed(tmp_path, tasks)
+    complete = undisturbed(tmp_path, tasks)
     job = job_of(tasks, [(plan(0),), (plan(1),), (plan(0),)], gpus=1)
     launcher = local(tmp_path, ("m0", "m1"), sleeps=True, more="--fixed-s 0.002 --kind sglang")
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher))
-        assert ended.exit_code == 0
-        assert answers(ledger, job.layout) == whole
-    what = [(event.what, event.model) for event in ended.events if event.what in ("start", "wake", "sleep")]
+        finished = asyncio.run(play(job, ledger, launcher))
+        assert finished.exit_code == 0
+        assert answers(ledger, job.layout) == complete
+    what = [(event.what, event.model) for event in finished.events if event.what in ("start", "wake", "sleep")]
     assert what == [("start", 0), ("start", 1), ("start", 0)]

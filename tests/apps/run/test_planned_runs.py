@@ -52,9 +52,9 @@ def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, monitor=None, tim
 @pytest.mark.parametrize("world", [independent, chained])
 def test_a_run_of_one_model_after_another_takes_as_long_as_planned(tmp_path, world):
     tasks, draw = world(np.random.default_rng(5))
-    made, ended = ran(tmp_path, tasks, draw, method="max")
-    assert ended.of(State.DONE) == len(tasks)
-    assert ended.seconds == pytest.approx(made.makespan.value, rel=0.1)
+    made, finished = ran(tmp_path, tasks, draw, method="max")
+    assert finished.of(State.DONE) == len(tasks)
+    assert finished.seconds == pytest.approx(made.makespan.value, rel=0.1)
 
 
 @pytest.mark.slow
@@ -64,18 +64,18 @@ def test_a_run_of_one_model_after_another_takes_as_long_as_planned(tmp_path, wor
 def test_a_run_takes_as_long_as_planned_where_replicas_join_late_too(tmp_path, world, method, seed):
     """Who stands goes on meanwhile, and who joins takes a share of what is left, in both."""
     tasks, draw = world(np.random.default_rng(seed))
-    made, ended = ran(tmp_path, tasks, draw, method=method)
-    assert ended.of(State.DONE) == len(tasks)
-    assert ended.seconds == pytest.approx(made.makespan.value, rel=0.05)
+    made, finished = ran(tmp_path, tasks, draw, method=method)
+    assert finished.of(State.DONE) == len(tasks)
+    assert finished.seconds == pytest.approx(made.makespan.value, rel=0.05)
 
 
 @pytest.mark.parametrize(("method", "gpus"), [("lengthwise", 2), ("lengthwise", 8), ("min", 4), ("samullm", 4)])
 def test_where_memory_is_short_it_is_a_little_off(tmp_path, method, gpus):
     """The planner takes an answer that had to make room as one that grows all the while."""
     tasks, draw = crowded(np.random.default_rng(13))
-    made, ended = ran(tmp_path, tasks, draw, method=method, gpus=gpus)
-    assert ended.of(State.DONE) == len(tasks)
-    assert 0.93 * made.makespan.value < ended.seconds < 1.12 * made.makespan.value
+    made, finished = ran(tmp_path, tasks, draw, method=method, gpus=gpus)
+    assert finished.of(State.DONE) == len(tasks)
+    assert 0.93 * made.makespan.value < finished.seconds < 1.12 * made.makespan.value
 
 
 def leaving(models, **seconds):
@@ -91,9 +91,9 @@ def leaving(models, **seconds):
 @pytest.mark.parametrize("seconds", [{"stop": 6.0}, {"stop": 3.0, "sleep": 4.0, "wake": 1.0}])
 def test_engines_that_leave_are_waited_for_in_the_plan_as_in_the_run(tmp_path, method, seconds):
     tasks, draw = independent(np.random.default_rng(5))
-    made, ended = ran(tmp_path, tasks, draw, method=method, gpus=2, times=leaving(4, **seconds))
-    assert ended.of(State.DONE) == len(tasks)
-    assert ended.seconds == pytest.approx(made.makespan.value, rel=0.05)
+    made, finished = ran(tmp_path, tasks, draw, method=method, gpus=2, times=leaving(4, **seconds))
+    assert finished.of(State.DONE) == len(tasks)
+    assert finished.seconds == pytest.approx(made.makespan.value, rel=0.05)
 
 
 def test_each_engine_that_makes_room_for_another_delays_it_by_its_stop_and_the_last_ones_delay_nothing(tmp_path):
@@ -101,8 +101,8 @@ def test_each_engine_that_makes_room_for_another_delays_it_by_its_stop_and_the_l
     (at_once, ran_at_once), (later, ran_later) = (
         ran(tmp_path / str(s), tasks, draw, method="max", gpus=2, times=leaving(4, stop=s)) for s in (0.0, 6.0)
     )
-    told = [{round(one.seconds, 9) for one in stage.switches} for stage in later.stages]
-    assert told == [{10.0}, {16.0}, {16.0}, {16.0}]
+    reported = [{round(one.seconds, 9) for one in stage.switches} for stage in later.stages]
+    assert reported == [{10.0}, {16.0}, {16.0}, {16.0}]
     assert later.makespan.value == pytest.approx(at_once.makespan.value + 3 * 6.0)
     assert ran_later.seconds == pytest.approx(ran_at_once.seconds + 3 * 6.0, rel=1e-3)
 
@@ -110,12 +110,12 @@ def test_each_engine_that_makes_room_for_another_delays_it_by_its_stop_and_the_l
 def test_progress_never_goes_back_and_its_estimate_comes_true(tmp_path):
     tasks, draw = independent(np.random.default_rng(6))
     seen = []
-    _, ended = ran(tmp_path, tasks, draw, monitor=seen.append)
+    _, finished = ran(tmp_path, tasks, draw, monitor=seen.append)
     shares = [progress.share for progress in seen]
     assert shares == sorted(shares)
     assert {one.state for one in seen[-1].models} <= {"finished", "runs", "starts", "waits"}
     half = next(progress for progress in seen if progress.share > 0.5)
-    assert half.at_s + half.left_s[0] == pytest.approx(ended.seconds, rel=0.3)
+    assert half.at_s + half.left_s[0] == pytest.approx(finished.seconds, rel=0.3)
     assert half.left_s[1] <= half.left_s[0] <= half.left_s[2]
     done = [sum(one.completed for one in progress.models) for progress in seen]
     assert done == sorted(done)

@@ -114,9 +114,9 @@ def test_one_of_two_coordinators_is_killed_and_the_other_ends_the_run_alike(serv
         counts = ledger.counts()
         assert sum(counts.values()) == 2 * ROWS
         assert {state for (_, state), n in counts.items() if n} <= set(FINISHED)
-    told = [PROGRAM, "app", "status", str(tmp_path / "two"), "--store", store]
-    said = subprocess.run([*told, "--json"], check=True, capture_output=True, text=True, timeout=LIMIT_S)
-    assert json.loads(said.stdout)["tasks"]["done"] == 2 * ROWS
+    reported = [PROGRAM, "app", "status", str(tmp_path / "two"), "--store", store]
+    message = subprocess.run([*reported, "--json"], check=True, capture_output=True, text=True, timeout=LIMIT_S)
+    assert json.loads(message.stdout)["tasks"]["done"] == 2 * ROWS
 
 
 def test_the_store_may_stand_in_the_file(server, app, tmp_path):
@@ -132,6 +132,6 @@ def test_without_the_driver_the_extra_is_named(app, tmp_path):
     (tmp_path / "absent" / "psycopg.py").write_text("raise ImportError('no psycopg')", encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "absent")}
     words = command(app, tmp_path / "run", "--store", "postgresql://nowhere/x", "--launcher", "simulated")
-    said = subprocess.run(words, env=env, check=False, capture_output=True, text=True, timeout=LIMIT_S)
-    assert said.returncode == 2
-    assert "lengthwise[postgres]" in said.stderr
+    message = subprocess.run(words, env=env, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    assert message.returncode == 2
+    assert "lengthwise[postgres]" in message.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engines_world import SERVER, active_requests, answers, chained, dispatchers, job_of, plan, play, undisturbed, until
-from killed_world import begun, gone, is_gone
+from killed_world import gone, is_gone, started
 from plan_world import tasks_of
 
 from lengthwise.apps.launch import EngineConfig, EngineTimeouts
@@ -54,12 +54,12 @@ def pids(launcher):
     """Processes of the engines that run, and of their actors."""
     placed = list(launcher._running.values())
     return [
-        ray.get(one.actor.__ray_call__.remote(lambda kept: (kept._process.local.process.pid, os.getpid())))
+        ray.get(one.actor.__ray_call__.remote(lambda saved: (saved._process.local.process.pid, os.getpid())))
         for one in placed
     ]
 
 
-def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tmp_path, complete):
+def test_a_run_on_ray_answers_as_local_engines_do_and_leaves_nothing(cluster, tmp_path, complete):
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1")), []
 
     async def look(_, launcher):
@@ -67,8 +67,8 @@ def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tm
         seen.extend(await asyncio.to_thread(pids, launcher))
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, look))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, launcher, look))
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
     assert gone([pid for pair in seen for pid in pair])
     # Ray tells what is free a moment later.
@@ -76,7 +76,7 @@ def test_a_run_on_ray_says_what_local_engines_say_and_leaves_nothing(cluster, tm
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
-def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(cluster, tmp_path, complete, which):
+def test_a_killed_ray_worker_or_its_engine_is_restarted_and_nothing_is_lost(cluster, tmp_path, complete, which):
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), more="--fixed-s 0.05"), []
 
     async def kill(one, launcher):
@@ -86,14 +86,14 @@ def test_a_killed_ray_worker_or_its_engine_is_started_anew_and_nothing_is_lost(c
         os.kill(seen[0][which], signal.SIGKILL)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, kill))
-        assert ended.exit_code == 0
-        assert "died" in [event.what for event in ended.events]
+        finished = asyncio.run(play(job, ledger, launcher, kill))
+        assert finished.exit_code == 0
+        assert "died" in [event.what for event in finished.events]
         assert answers(ledger, job.layout) == complete
     assert gone([pid for pair in seen for pid in pair])
 
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 WORDS = "--host {host} --port {port} --model {name}"
 
 
@@ -110,14 +110,14 @@ def pid_of(launcher, name, which):
 
 def waits(log):
     """The process that says in a log that it waits to be let on."""
-    said = log.read_text().split() if log.exists() else []
-    return int(said[1]) if said[:1] == ["waits"] and len(said) > 1 else None
+    message = log.read_text().split() if log.exists() else []
+    return int(message[1]) if message[:1] == ["waits"] and len(message) > 1 else None
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
-def test_killed_before_it_is_ready_on_ray_it_is_started_anew(cluster, tmp_path, complete, which):
+def test_an_engine_killed_before_it_is_ready_on_ray_is_restarted(cluster, tmp_path, complete, which):
     gate = tmp_path / "gate"
-    command = f"{sys.executable} {HERE / 'gated.py'} {gate} {WORDS}"
+    command = f"{sys.executable} {FOLDER / 'gated.py'} {gate} {WORDS}"
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), command=command), []
 
     async def kill(_, launcher):
@@ -130,11 +130,11 @@ def test_killed_before_it_is_ready_on_ray_it_is_started_anew(cluster, tmp_path, 
         gate.touch()
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, kill))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, launcher, kill))
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
-    told = [event.what for event in ended.events if event.model == 0]
-    assert told[:3] == ["start", "start", "ready"], "it was killed while it started"
+    reported = [event.what for event in finished.events if event.model == 0]
+    assert reported[:3] == ["start", "start", "ready"], "it was killed while it started"
     assert gone([waits(log) for log in (tmp_path / "logs").glob("*.log")])
 
 
@@ -150,17 +150,17 @@ def test_killed_while_it_answers_on_ray_its_tokens_are_gone_on_from(cluster, tmp
         os.kill(await asyncio.to_thread(pid_of, launcher, "m0", which), signal.SIGKILL)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, kill))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, launcher, kill))
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
-    assert "died" in [event.what for event in ended.events if event.model == 0]
+    assert "died" in [event.what for event in finished.events if event.model == 0]
     assert gone([pid for pair in seen for pid in pair])
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["engine", "actor"])
-def test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same(cluster, tmp_path, complete, which):
+def test_an_engine_killed_after_its_last_answer_on_ray_still_ends(cluster, tmp_path, complete, which):
     """The second model has nothing left to do, and its engine does not go when it is asked to."""
-    command = f"{sys.executable} {HERE / 'stubborn.py'} {WORDS}"
+    command = f"{sys.executable} {FOLDER / 'stubborn.py'} {WORDS}"
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), command=command), []
     killed = []
 
@@ -173,8 +173,8 @@ def test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same(cluster, t
         os.kill(pid, signal.SIGKILL)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, kill))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, launcher, kill))
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
     assert killed == [True], "it was there when it was killed"
     assert gone([pid for pair in seen for pid in pair])
@@ -185,9 +185,9 @@ def test_killed_after_its_last_answer_on_ray_it_is_ended_all_the_same(cluster, t
     [lambda row: len(row["pids"]) == 4, lambda row: row["written"] >= 8, lambda row: row["done"] >= 8],
     ids=["ready", "answering", "children"],
 )
-def test_a_killed_coordinator_leaves_no_engine_on_ray_and_the_run_goes_on_there(cluster, tmp_path, complete, when):
+def test_a_killed_coordinator_leaves_no_engine_on_ray_and_the_run_resumes_there(cluster, tmp_path, complete, when):
     address = ray.get_runtime_context().gcs_address
-    process, _ = begun(tmp_path, lambda row: len(row["pids"]) == 4 and when(row), f"ray={address}")
+    process, _ = started(tmp_path, lambda row: len(row["pids"]) == 4 and when(row), f"ray={address}")
     process.kill()
     assert process.wait() == -signal.SIGKILL
     rows = [json.loads(line) for line in (tmp_path / "said.txt").read_text().splitlines()]
@@ -197,13 +197,13 @@ def test_a_killed_coordinator_leaves_no_engine_on_ray_and_the_run_goes_on_there(
     job = job_of(chained(), BOTH)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         assert sum(n for (_, state), n in ledger.counts().items() if state not in FINISHED), "it was on its way"
-        ended = asyncio.run(play(job, ledger, on_ray(tmp_path / "retry", ("m0", "m1"))))
-        assert ended.resumed
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, on_ray(tmp_path / "retry", ("m0", "m1"))))
+        assert finished.resumed
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
 
 
-def test_an_engine_that_does_not_start_on_a_node_says_why(cluster, tmp_path):
+def test_an_engine_that_does_not_start_on_a_node_reports_the_reason(cluster, tmp_path):
     launcher = on_ray(
         tmp_path, ("m0",), command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}", more=""
     )
@@ -218,9 +218,9 @@ def test_a_replica_of_two_gpus_waits_for_both_of_them(cluster, tmp_path):
     tasks = tasks_of([0] * 4 + [1] * 2)
     job = job_of(tasks, [(plan(0, tp=2),), (plan(1, dp=2),)])
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, on_ray(tmp_path, ("m0", "m1"))))
-        assert ended.exit_code == 0
-        ready = [event.model for event in ended.events if event.what == "ready"]
+        finished = asyncio.run(play(job, ledger, on_ray(tmp_path, ("m0", "m1"))))
+        assert finished.exit_code == 0
+        ready = [event.model for event in finished.events if event.what == "ready"]
         assert ready in ([0, 1, 1], [0, 1])  # one of the two may have answered all before the other is ready
 
 
@@ -231,7 +231,7 @@ def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
     stubborn = f"{sys.executable} {Path(__file__).parent / 'stubborn.py'} {words}"
     timeouts = EngineTimeouts(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
     launcher = on_ray(tmp_path, ("m0", "m1"), command=stubborn, more="", timeouts=timeouts)
-    begun = []
+    started = []
 
     def is_begun(one):
         deaf = [log for log in (tmp_path / "logs").glob("*.log") if "deaf" in log.read_text()]
@@ -239,14 +239,14 @@ def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
 
     async def stop(one, _):
         await until(lambda: is_begun(one))
-        begun.extend(pids(launcher) if ready else [])
+        started.extend(pids(launcher) if ready else [])
         one.stop()
         await until(lambda: not launcher._running)
         await asyncio.sleep(1.0)  # a start that was called off is being ended by then
         one.stop()
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(asyncio.wait_for(play(job_of(chained(), BOTH), ledger, launcher, stop), 90.0))
-    assert ended.exit_code == 130
+        finished = asyncio.run(asyncio.wait_for(play(job_of(chained(), BOTH), ledger, launcher, stop), 90.0))
+    assert finished.exit_code == 130
     assert not launcher._placed
-    assert gone([pid for both in begun for pid in both])
+    assert gone([pid for both in started for pid in both])

@@ -81,7 +81,7 @@ def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3, monitor=None):
         return run_simulated(replace(job, replan=anew), ledger, launcher, monitor=monitor)
 
 
-def told(completed, what):
+def reported(completed, what):
     return [event.description for event in completed.events if event.what == what]
 
 
@@ -93,45 +93,45 @@ MOVED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MOVED))
-def test_much_longer_answers_have_the_rest_planned_anew_which_ends_earlier(tmp_path, name):
+def test_much_longer_answers_trigger_replanning_which_finishes_earlier(tmp_path, name):
     counts, means, true = MOVED[name]
-    kept = ran(tmp_path, counts, means, true=true, replans=0)
+    retained = ran(tmp_path, counts, means, true=true, replans=0)
     anew = ran(tmp_path, counts, means, true=true)
-    assert not told(kept, "replan")
-    assert not told(kept, "keep")
-    assert 1 <= len(told(anew, "replan")) <= 3
-    assert "answers are not as long as planned" in told(anew, "replan")[0]
-    assert anew.of(State.DONE) == kept.of(State.DONE) == sum(counts)
-    assert anew.seconds < 0.9 * kept.seconds
+    assert not reported(retained, "replan")
+    assert not reported(retained, "keep")
+    assert 1 <= len(reported(anew, "replan")) <= 3
+    assert "answers are not as long as planned" in reported(anew, "replan")[0]
+    assert anew.of(State.DONE) == retained.of(State.DONE) == sum(counts)
+    assert anew.seconds < 0.9 * retained.seconds
 
 
 @pytest.mark.slow
-def test_the_time_that_is_left_is_told_by_the_new_plan(tmp_path):
+def test_the_remaining_time_follows_the_new_plan(tmp_path):
     """By lengths as first planned all is nearly done when the long answers have hardly begun."""
     counts, means, true = MOVED["four models, one much longer"]
     seen = []
-    ended = ran(tmp_path, counts, means, true=true, monitor=seen.append)
-    (anew_s, *_) = [event.at_s for event in ended.events if event.what == "replan"]
-    later = [one for one in seen if one.left_s and anew_s < one.at_s < 0.9 * ended.seconds]
+    finished = ran(tmp_path, counts, means, true=true, monitor=seen.append)
+    (anew_s, *_) = [event.at_s for event in finished.events if event.what == "replan"]
+    later = [one for one in seen if one.left_s and anew_s < one.at_s < 0.9 * finished.seconds]
     assert later
     for one in (later[0], later[len(later) // 2]):
-        assert one.at_s + one.left_s[0] == pytest.approx(ended.seconds, rel=0.35)
+        assert one.at_s + one.left_s[0] == pytest.approx(finished.seconds, rel=0.35)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("counts", [(300, 300), (400, 200, 200)])
-def test_as_long_as_planned_nothing_is_planned_anew(tmp_path, counts):
+def test_lengths_as_planned_trigger_no_replanning(tmp_path, counts):
     """Over 30 draws; the share that is stated for lengths is 1 % of runs."""
     ends = [ran(tmp_path, counts, (100,) * len(counts), seed=seed) for seed in range(30)]
-    alarms = [about for ended in ends for about in told(ended, "replan") + told(ended, "keep")]
+    alarms = [about for finished in ends for about in reported(finished, "replan") + reported(finished, "keep")]
     assert not [about for about in alarms if "as long as planned" in about]
-    assert not [about for ended in ends for about in told(ended, "replan")]
+    assert not [about for finished in ends for about in reported(finished, "replan")]
 
 
-def test_a_plan_is_followed_anew_at_most_as_often_as_allowed(tmp_path):
+def test_replanning_happens_at_most_as_often_as_allowed(tmp_path):
     counts, means, true = MOVED["four models, one much longer"]
-    ended = ran(tmp_path, counts, means, true=true, replans=1)
-    assert len(told(ended, "replan")) == 1
+    finished = ran(tmp_path, counts, means, true=true, replans=1)
+    assert len(reported(finished, "replan")) == 1
 
 
 def cut_off(rng, mean, n, longest=800):
@@ -141,10 +141,10 @@ def cut_off(rng, mean, n, longest=800):
     return ObservedLengths(tokens[tokens <= looked], looked[tokens > looked].astype(float))
 
 
-def test_lengths_as_planned_are_rarely_said_to_have_moved_and_others_always():
+def test_lengths_as_planned_are_rarely_reported_as_changed_and_others_always():
     rng, prior = np.random.default_rng(1), LengthDistribution.of(Geometric(120))
-    said = [has_changed(prior, cut_off(rng, 120, n), 0.05) for n in (30, 300, 3000) for _ in range(400)]
-    assert np.mean(said) <= 0.05
+    message = [has_changed(prior, cut_off(rng, 120, n), 0.05) for n in (30, 300, 3000) for _ in range(400)]
+    assert np.mean(message) <= 0.05
     assert all(has_changed(prior, cut_off(rng, mean, 600), 1e-4) for mean in (70, 200) for _ in range(50))
 
 
@@ -165,14 +165,14 @@ def test_where_nothing_was_seen_what_was_planned_with_stays():
     assert same.survival == pytest.approx(prior.survival)
 
 
-def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_there():
+def test_the_remaining_work_excludes_finished_tasks_and_continues_from_existing_tokens():
     tasks = replace(
         tasks_of([0, 1, 0, 1], parents=[(1, 0), (3, 2)]),
         random_draw=np.array([-1, 0, -1, 0]),
         coins=Coins(np.array([0.5]), np.array([-1])),
     )
-    ended = [(0, State.DONE, 30, 77), (3, State.DONE, 40, 10), (2, State.DONE, 30, 9)]
-    rest = remaining(tasks, ended, {1: 12})
+    finished = [(0, State.DONE, 30, 77), (3, State.DONE, 40, 10), (2, State.DONE, 30, 9)]
+    rest = remaining(tasks, finished, {1: 12})
     assert rest.tasks.model.tolist() == [1]
     assert rest.tasks.prompt_tokens.tolist() == [30 + 77 + 12]
     assert rest.tasks.max_tokens.tolist() == [512 - 12]
@@ -182,7 +182,7 @@ def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_ther
     one = rest.draw(spreads, [LONGEST] * 2, 3)
     assert one.present.tolist() == [True]
     assert 1 <= one.output_tokens[0] <= 500
-    seen = observed_lengths(tasks, ended, {1: 12}, [LONGEST] * 2)
+    seen = observed_lengths(tasks, finished, {1: 12}, [LONGEST] * 2)
     assert [sorted(one.completed.tolist()) for one in seen] == [[9.0, 77.0], [10.0]]
     assert [one.censored.tolist() for one in seen] == [[], [12.0]]
 
@@ -195,7 +195,7 @@ def test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has(tmp_path):
         raise DoesNotFitError("model m0 fits no GPUs")
 
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger, run_plan=run_plan, replan=broken)
-    assert ended.of(State.DONE) == 80
-    assert any("model m0 fits no GPUs" in about for about in told(ended, "keep"))
-    assert not told(ended, "replan")
+        finished = world.run(ledger, run_plan=run_plan, replan=broken)
+    assert finished.of(State.DONE) == 80
+    assert any("model m0 fits no GPUs" in about for about in reported(finished, "keep"))
+    assert not reported(finished, "replan")

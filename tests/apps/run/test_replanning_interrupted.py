@@ -24,31 +24,31 @@ def answers(ledger, job):
 
 
 @pytest.mark.parametrize("way", ["current", "virtual"])
-def test_interrupted_while_it_is_planned_anew_it_loses_nothing_and_goes_on(tmp_path, way):
+def test_a_run_interrupted_during_replanning_loses_nothing_and_resumes(tmp_path, way):
     job, launcher = replanning_process.parts()
     with fresh(tmp_path, "whole.sqlite") as ledger:
         assert run_simulated(job, ledger, launcher).exit_code == 0
-        whole = answers(ledger, job)
+        complete = answers(ledger, job)
 
-    said = tmp_path / "said.txt"
-    with said.open("wb") as file:
+    message = tmp_path / "said.txt"
+    with message.open("wb") as file:
         process = subprocess.Popen([sys.executable, str(SCRIPT), str(tmp_path), way], stdout=file)
-    while replanning_process.PLANNING not in said.read_text():
+    while replanning_process.PLANNING not in message.read_text():
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     if way == "current":
-        assert replanning_process.PLANNED not in said.read_text()
+        assert replanning_process.PLANNED not in message.read_text()
 
     job, launcher = replanning_process.parts()
     with fresh(tmp_path) as ledger:
         states = {state for _, state in ledger.counts()}
         assert State.LEASED not in states
         assert not [name for name in ledger.metadata() if name.startswith("owner:")]
-        kept = answers(ledger, job)
-        assert all(one == other for one, other in zip(kept, whole, strict=True) if one[0] == State.DONE)
-        ended = run_simulated(job, ledger, launcher, from_s=time.time())
-        assert ended.resumed
-        assert ended.exit_code == 0
-        assert answers(ledger, job) == whole
+        retained = answers(ledger, job)
+        assert all(one == other for one, other in zip(retained, complete, strict=True) if one[0] == State.DONE)
+        finished = run_simulated(job, ledger, launcher, from_s=time.time())
+        assert finished.resumed
+        assert finished.exit_code == 0
+        assert answers(ledger, job) == complete

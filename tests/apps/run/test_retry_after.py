@@ -35,12 +35,12 @@ SETTINGS = Settings(backoff_s=1.0, max_backoff_s=60.0)
         ({}, None),
     ],
 )
-def test_what_a_server_says_of_when_to_come_again_is_read(headers, seconds):
+def test_the_retry_after_header_of_a_server_is_parsed(headers, seconds):
     assert retry_after_s(headers) == seconds
 
 
 @pytest.mark.parametrize(("asked_s", "waits"), [(0.0, (0.0, 1.0)), (30.0, (30.0, 30.0)), (9000.0, (60.0, 60.0))])
-def test_a_full_engine_is_left_alone_for_as_long_as_it_says_but_never_longer_than_allowed(asked_s, waits):
+def test_a_full_engine_is_left_alone_for_its_stated_time_up_to_the_allowed_limit(asked_s, waits):
     endings = []
 
     async def refused():
@@ -68,7 +68,7 @@ def test_a_full_engine_is_left_alone_for_as_long_as_it_says_but_never_longer_tha
     ],
 )
 def test_an_engines_wish_comes_with_its_refusal(tmp_path, fault, seconds):
-    async def asked():
+    async def requested():
         launcher = local(tmp_path, ("m0",))
         engine = await launcher.start(plan(0), (0,))
         try:
@@ -82,6 +82,6 @@ def test_an_engines_wish_comes_with_its_refusal(tmp_path, fault, seconds):
         finally:
             await launcher.close()
 
-    error = asyncio.run(asked())
+    error = asyncio.run(requested())
     assert error.fault is Fault.BUSY
     assert error.retry_after_s == seconds

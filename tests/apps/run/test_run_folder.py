@@ -32,7 +32,7 @@ def test_two_coordinators_in_one_folder_are_refused(tmp_path):
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot run in"), RunFolder(tmp_path / "file" / "out").taken(resume=False):
         pass
@@ -44,14 +44,14 @@ def dead_owner():
     return subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_a_process_that_has_ended_is_known_to_be_dead_and_others_are_not():
-    ours, theirs = new_owner(), dead_owner()
-    assert not is_dead(ours)
-    assert is_dead(theirs)
-    host, *rest = theirs.split("/")
+def test_a_process_that_has_exited_is_known_to_be_dead_and_others_are_not():
+    own, other = new_owner(), dead_owner()
+    assert not is_dead(own)
+    assert is_dead(other)
+    host, *rest = other.split("/")
     assert not is_dead("/".join([host + "-other", *rest]))
     assert not is_dead("somebody")
-    boot = ours.split("/")
+    boot = own.split("/")
     boot[1] = "an-earlier-boot"
     assert is_dead("/".join(boot))
 
@@ -64,8 +64,8 @@ def test_leases_of_a_dead_coordinator_are_taken_at_once_those_of_a_live_one_when
         ledger.note({f"owner:{dead}": "runs", f"owner:{elsewhere}": "runs"})
         assert len(ledger.lease(0, 3, owner=dead, now_s=0.0, lease_s=1e6)) == 3
         assert len(ledger.lease(0, 2, owner=elsewhere, now_s=0.0, lease_s=500.0)) == 2
-        ended = world.run(ledger)
-        assert ended.resumed
-        assert ended.of(State.DONE) == 6
-        assert 500.0 < ended.seconds < 600.0
+        finished = world.run(ledger)
+        assert finished.resumed
+        assert finished.of(State.DONE) == 6
+        assert 500.0 < finished.seconds < 600.0
         assert alive(ledger) == [elsewhere]

@@ -25,12 +25,12 @@ from engines_world import (
     plan,
     play,
     post,
-    told,
+    reported,
     undisturbed,
     until,
     writer,
 )
-from killed_world import begun, gone
+from killed_world import gone, started
 from plan_world import tasks_of
 
 from lengthwise.apps.launch.local import EngineTimeouts
@@ -53,12 +53,12 @@ def resumed(tmp_path, complete):
     """The run gone on with; it must end as the undisturbed one did."""
     job = job_of(chained(), BOTH)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path / "retry", ("m0", "m1"))))
-        assert ended.resumed
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, local(tmp_path / "retry", ("m0", "m1"))))
+        assert finished.resumed
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
         assert sum(ledger.counts().values()) == len(chained())
-    return ended
+    return finished
 
 
 def children_of(pid):
@@ -84,7 +84,7 @@ def fault(kind, number=1, seen=None, **fields):
         while seen is not None and len(seen) < number:
             await asyncio.sleep(0.01)
             try:
-                entries = (await asyncio.to_thread(told, url))["entries"]
+                entries = (await asyncio.to_thread(reported, url))["entries"]
             except OSError:
                 return  # it was ended
             seen[:] = [entry for entry in entries if entry["fault"] == kind and entry["finished"]]
@@ -103,7 +103,7 @@ def fault(kind, number=1, seen=None, **fields):
     ids=["ready", "leased", "done", "children"],
 )
 def test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once(tmp_path, complete, when):
-    process, pids = begun(tmp_path, when)
+    process, pids = started(tmp_path, when)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert gone(pids)
@@ -113,8 +113,8 @@ def test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once(t
     resumed(tmp_path, complete)
 
 
-def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_path, complete):
-    process, pids = begun(tmp_path, lambda row: row["active"] >= 4 and row["written"] >= 4)
+def test_a_run_stopped_once_returns_all_leases_keeps_tokens_and_leaves_no_engine(tmp_path, complete):
+    process, pids = started(tmp_path, lambda row: row["active"] >= 4 and row["written"] >= 4)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert "--resume" in (tmp_path / "said.txt").read_text()
@@ -129,33 +129,33 @@ def test_stopped_once_it_gives_all_back_keeps_tokens_and_leaves_no_engine(tmp_pa
 
 
 def test_a_termination_stops_it_as_an_interrupt_does(tmp_path, complete):
-    process, pids = begun(tmp_path, lambda row: row["active"] >= 2)
+    process, pids = started(tmp_path, lambda row: row["active"] >= 2)
     process.terminate()
     assert process.wait() == 130
-    assert heard(tmp_path) == ["stopped 1"]
+    assert received(tmp_path) == ["stopped 1"]
     assert gone(pids)
     resumed(tmp_path, complete)
 
 
-def heard(tmp_path):
+def received(tmp_path):
     """How often a coordinator's process was asked to stop, as it says itself."""
     return [line for line in (tmp_path / "said.txt").read_text().splitlines() if line.startswith("stopped")]
 
 
-def test_interrupted_twice_it_ends_at_once_and_leaves_the_ledger_whole(tmp_path, complete):
+def test_a_run_interrupted_twice_ends_at_once_and_leaves_the_ledger_intact(tmp_path, complete):
     """Its engines do not go when they are asked to, so that it is still there for the second."""
-    process, pids = begun(tmp_path, lambda row: row["active"] >= 4, f"stubborn={STUBBORN}")
+    process, pids = started(tmp_path, lambda row: row["active"] >= 4, f"stubborn={STUBBORN}")
     process.send_signal(signal.SIGINT)
-    until_here(lambda: heard(tmp_path) == ["stopped 1"])
+    until_here(lambda: received(tmp_path) == ["stopped 1"])
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
-    assert heard(tmp_path) == ["stopped 1", "stopped 2"]
+    assert received(tmp_path) == ["stopped 1", "stopped 2"]
     assert gone(pids)
     resumed(tmp_path, complete)
 
 
-def until_here(fact, most_s=60.0):
-    end = time.monotonic() + most_s
+def until_here(fact, max_s=60.0):
+    end = time.monotonic() + max_s
     while not fact():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.01)
@@ -168,25 +168,25 @@ PATIENT = EngineTimeouts(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=
 
 def stopped_twice(tmp_path, launcher, when, between):
     """A run that is stopped when it may be, and again once it is ending: over within a minute, it waited for none."""
-    pids = []
+    pids, others = [], set(children_of(os.getpid()))
 
     async def stop(one, _):
         await until(lambda: when(one))
-        pids.extend(children_of(os.getpid()))
+        pids.extend(pid for pid in children_of(os.getpid()) if pid not in others)
         one.stop()
         await until(between)
         one.stop()
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         job = job_of(chained(), BOTH)
-        ended = asyncio.run(asyncio.wait_for(play(job, ledger, launcher, stop), 60.0))
-        assert ended.exit_code == 130
-        assert ended.of(State.LEASED) == 0
+        finished = asyncio.run(asyncio.wait_for(play(job, ledger, launcher, stop), 60.0))
+        assert finished.exit_code == 130
+        assert finished.of(State.LEASED) == 0
     assert pids
     assert gone(pids)
 
 
-def test_stopped_again_while_engines_are_being_ended_it_kills_them(tmp_path, complete):
+def test_a_run_stopped_again_while_engines_shut_down_kills_them(tmp_path, complete):
     command = f"{STUBBORN} --host {{host}} --port {{port}} --model {{name}}"
     launcher = local(tmp_path, ("m0", "m1"), command=command, timeouts=PATIENT, **SLOW)
 
@@ -226,16 +226,16 @@ def test_stopped_while_engines_start_it_waits_for_none_of_them(tmp_path):
         one.stop()
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(asyncio.wait_for(play(job, ledger, launcher, stop), 30.0))
-        assert ended.exit_code == 130
-        assert ended.of(State.LEASED) == 0
-        assert [event.what for event in ended.events] == ["start", "start"], "neither was ready"
+        finished = asyncio.run(asyncio.wait_for(play(job, ledger, launcher, stop), 30.0))
+        assert finished.exit_code == 130
+        assert finished.of(State.LEASED) == 0
+        assert [event.what for event in finished.events] == ["start", "start"], "neither was ready"
     assert len(pids) >= 2, "both had been started"
     assert gone(pids)
 
 
 @pytest.mark.parametrize("after", [0, 3, 12], ids=["before", "early", "late"])
-def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, complete, after):
+def test_a_killed_engine_is_restarted_and_nothing_is_lost(tmp_path, complete, after):
     job = job_of(chained(), BOTH)
 
     async def kill(one, launcher):
@@ -250,9 +250,9 @@ def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, complete,
         os.kill(pid, signal.SIGKILL)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), kill))
-        assert ended.exit_code == 0
-        assert "died" in [event.what for event in ended.events]
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), kill))
+        assert finished.exit_code == 0
+        assert "died" in [event.what for event in finished.events]
         assert answers(ledger, job.layout) == complete
 
 
@@ -276,50 +276,52 @@ WITHOUT_ATTEMPT = {"full", "double_usage", "split", "slow"}
     ],
     ids=["500", "503", "error", "garbage", "truncated", "reset", "no_done", "double_usage", "split", "slow"],
 )
-def test_a_bad_answer_is_asked_again_and_the_run_says_the_same(tmp_path, complete, kind, fields):
+def test_a_bad_answer_is_requested_again_and_the_run_ends_the_same(tmp_path, complete, kind, fields):
     job, seen = job_of(chained(), BOTH), []
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         launcher = local(tmp_path, ("m0", "m1"), **SLOW)
-        ended = asyncio.run(play(job, ledger, launcher, fault(kind, 2, seen, **fields)))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, launcher, fault(kind, 2, seen, **fields)))
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
         assert len(seen) == 2, "the engine answered two requests so"
         counted = 0 if kind in WITHOUT_ATTEMPT else 2
         assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) == counted, "and each is an attempt, or is none"
 
 
-def test_an_engine_that_hangs_is_given_up_and_asked_again(tmp_path, complete):
+def test_a_hung_engine_is_given_up_and_its_request_is_retried(tmp_path, complete):
     from lengthwise.apps.launch import EngineTimeouts
 
     job = job_of(chained(), BOTH)
     timeouts = EngineTimeouts(ready_s=60.0, grace_s=1.0, stall_s=2.0, request_s=20.0)
     launcher, seen = local(tmp_path, ("m0", "m1"), timeouts=timeouts, **SLOW), []
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, fault("hang", 2, seen, after_tokens=2)))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, launcher, fault("hang", 2, seen, after_tokens=2)))
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
         assert [entry["finished"] for entry in seen] == ["aborted"] * 2, "the coordinator gave both up"
         assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) == 2
 
 
-def test_an_engine_that_fails_again_and_again_is_started_anew(tmp_path, complete):
+def test_an_engine_that_fails_repeatedly_is_restarted(tmp_path, complete):
     job = job_of(chained(), BOTH, settings=Settings(**{**vars(QUICK), "max_attempts": 9, "engine_failures": 4}))
     launcher = local(tmp_path, ("m0", "m1"), **SLOW)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, launcher, fault("status", 1000, status=500)))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, launcher, fault("status", 1000, status=500)))
+        assert finished.exit_code == 0
         assert sum(row.attempts - 1 for row in ledger.rows(0, 18)) >= 4, "it failed again and again"
-        assert len([event for event in ended.events if event.what == "start"]) > 2
-        assert "died" not in [event.what for event in ended.events], "it was ended, and had not died"
+        assert len([event for event in finished.events if event.what == "start"]) > 2
+        assert "died" not in [event.what for event in finished.events], "it was ended, and had not died"
         assert answers(ledger, job.layout) == complete
 
 
-def test_an_engine_out_of_memory_ends_its_process_and_is_started_anew(tmp_path, complete):
+def test_an_engine_out_of_memory_ends_its_process_and_is_restarted(tmp_path, complete):
     job = job_of(chained(), BOTH)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault("die", 1, after_tokens=2)))
-        assert ended.exit_code == 0
-        assert "died" in [event.what for event in ended.events]
+        finished = asyncio.run(
+            play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), fault("die", 1, after_tokens=2))
+        )
+        assert finished.exit_code == 0
+        assert "died" in [event.what for event in finished.events]
         assert answers(ledger, job.layout) == complete
 
 
@@ -337,8 +339,8 @@ def test_a_request_that_is_refused_is_dead_at_once_and_the_rest_finish(tmp_path)
 
     job.decider.decide = decide
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0",))))
-        assert (ended.of(State.DONE), ended.of(State.DEAD), ended.exit_code) == (5, 1, 1)
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0",))))
+        assert (finished.of(State.DONE), finished.of(State.DEAD), finished.exit_code) == (5, 1, 1)
         (row,) = [row for row in ledger.rows(0, 6) if row.state == State.DEAD]
         assert "maximum context length" in row.error
         assert row.attempts == 1
@@ -358,8 +360,8 @@ def test_a_task_that_cannot_be_rendered_is_dead_and_blocks_what_hangs_on_it(tmp_
 
     job.decider.decide = decide
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
-        assert (ended.of(State.DONE), ended.of(State.DEAD), ended.of(State.BLOCKED)) == (7, 1, 1)
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
+        assert (finished.of(State.DONE), finished.of(State.DEAD), finished.of(State.BLOCKED)) == (7, 1, 1)
         assert "no field 'title'" in next(row.error for row in ledger.rows(0, 9) if row.state == State.DEAD)
 
 
@@ -376,13 +378,13 @@ def test_a_poison_request_that_kills_engines_is_found_and_the_rest_finish(tmp_pa
 
     job.decider.decide = decide
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0",), command=command, more="")))
-        assert (ended.of(State.DONE), ended.of(State.DEAD), ended.exit_code) == (7, 1, 1)
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0",), command=command, more="")))
+        assert (finished.of(State.DONE), finished.of(State.DEAD), finished.exit_code) == (7, 1, 1)
         (row,) = [row for row in ledger.rows(0, 8) if row.state == State.DEAD]
         assert int(job.layout.task_of[row.task]) == 3
         assert row.attempts == 3
         assert "its engine died" in row.error
-        assert len([event for event in ended.events if event.what == "died"]) <= 6
+        assert len([event for event in finished.events if event.what == "died"]) <= 6
 
 
 def test_engines_that_die_without_a_request_to_blame_end_the_run_with_what_to_do(tmp_path):
@@ -443,24 +445,24 @@ def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, complete):
         other.close()
 
     with open_ledger(place) as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), hold))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), hold))
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
     assert waited == [True], "endings waited to be written, and none was"
 
 
-def test_a_ledger_that_is_held_for_too_long_ends_the_run_and_it_goes_on_later(tmp_path, complete):
+def test_a_ledger_locked_for_too_long_ends_the_run_which_resumes_later(tmp_path, complete):
     job, place = job_of(chained(), BOTH), tmp_path / "ledger.sqlite"
-    held = []
+    in_use = []
 
     async def hold(_, launcher):
         await until(lambda: len(engines(launcher)) == 2)
-        held.append(sqlite3.connect(place, isolation_level=None, timeout=20))
-        held[0].execute("BEGIN IMMEDIATE")
+        in_use.append(sqlite3.connect(place, isolation_level=None, timeout=20))
+        in_use[0].execute("BEGIN IMMEDIATE")
 
     with open_ledger(place, timeout_s=0.5) as ledger, pytest.raises(OutputError, match="must be free"):
         asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), hold))
-    held[0].close()
+    in_use[0].close()
     resumed(tmp_path, complete)
 
 
@@ -482,15 +484,15 @@ def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_
         await writer(one).call(taken)
 
     with open_ledger(place) as ledger:
-        ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), steal))
-        assert ended.exit_code == 0
+        finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), **SLOW), steal))
+        assert finished.exit_code == 0
         assert answers(ledger, job.layout) == complete
         assert all(row.attempts == 1 for row in ledger.rows(0, 18))
     assert lost[0] >= 4
     assert len(taken_over) == 3
 
 
-def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledger(tmp_path, complete):
+def test_two_coordinators_share_a_run_and_nothing_is_requested_twice_in_the_ledger(tmp_path, complete):
     async def together():
         gate = asyncio.Barrier(4)
 
@@ -515,10 +517,10 @@ def test_two_coordinators_share_a_run_and_nothing_is_asked_for_twice_in_the_ledg
             ends = await asyncio.gather(*both)
             return ends, answers(one, jobs[0].layout), one.rows(0, 18)
 
-    ends, said, rows = asyncio.run(together())
-    assert [ended.exit_code for ended in ends] == [0, 0]
-    assert [len(ended.engines) for ended in ends] == [2, 2], "both were there, with all their engines"
-    assert said == complete
+    ends, message, rows = asyncio.run(together())
+    assert [finished.exit_code for finished in ends] == [0, 0]
+    assert [len(finished.engines) for finished in ends] == [2, 2], "both were there, with all their engines"
+    assert message == complete
     assert all(row.attempts == 1 for row in rows)
 
 

@@ -49,14 +49,14 @@ def ran(tmp_path, sought, during):
         import time
 
         one = Coordinator(job, ledger, launcher, now_s=time.time)
-        beside = asyncio.create_task(during(one, launcher))
-        ended = await one.run()
-        await beside
-        return ended
+        companion = asyncio.create_task(during(one, launcher))
+        finished = await one.run()
+        await companion
+        return finished
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ended = asyncio.run(whole_run(ledger))
-        return ended, answers(ledger, job.layout)
+        finished = asyncio.run(whole_run(ledger))
+        return finished, answers(ledger, job.layout)
 
 
 def let_go_once_an_engine_is_there(sought):
@@ -74,27 +74,27 @@ def events(completed, *names):
 
 def test_engines_of_a_plan_that_begins_alike_stay(tmp_path, complete):
     sought = Sought(BEGINS_ALIKE)
-    ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
-    assert ended.exit_code == 0
-    assert told == complete
+    finished, reported = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
+    assert finished.exit_code == 0
+    assert reported == complete
     # By the plan at first sight the first model's engine would have gone, and come again.
-    assert events(ended, "start", "replan", "keep") == [("start", 0), ("start", 1)]
+    assert events(finished, "start", "replan", "keep") == [("start", 0), ("start", 1)]
 
 
-def test_a_plan_that_begins_otherwise_is_followed_from_when_it_is_there(tmp_path, complete):
+def test_a_plan_with_a_different_start_is_followed_once_it_is_found(tmp_path, complete):
     sought = Sought(BEGINS_OTHERWISE)
-    ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
-    assert ended.exit_code == 0
-    assert told == complete
-    assert events(ended, "start", "replan") == [("start", 0), ("replan", -1), ("start", 1)]
+    finished, reported = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
+    assert finished.exit_code == 0
+    assert reported == complete
+    assert events(finished, "start", "replan") == [("start", 0), ("replan", -1), ("start", 1)]
 
 
 def test_where_no_other_plan_is_found_the_run_goes_on_by_the_one_it_has(tmp_path, complete):
     sought = Sought(DoesNotFitError("the model needs 2 GPUs; there is 1"))
-    ended, told = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
-    assert ended.exit_code == 0
-    assert told == complete
-    assert any("needs 2 GPUs" in one.description for one in ended.events if one.what == "keep")
+    finished, reported = ran(tmp_path, sought, let_go_once_an_engine_is_there(sought))
+    assert finished.exit_code == 0
+    assert reported == complete
+    assert any("needs 2 GPUs" in one.description for one in finished.events if one.what == "keep")
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_a_plan(tmp_path):
@@ -104,8 +104,8 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_plan(tmp_path):
         await until(lambda: engines(launcher))
         one.stop()
 
-    ended, told = ran(tmp_path, sought, during)
+    finished, reported = ran(tmp_path, sought, during)
     assert not sought.present.is_set()
     sought.present.set()
-    assert ended.how == "stopped"
-    assert all(state != State.LEASED for state, _ in told)
+    assert finished.how == "stopped"
+    assert all(state != State.LEASED for state, _ in reported)

@@ -44,15 +44,15 @@ def watched(tmp_path, *, starts, most=8):
                 ledger.note({"cancel": "1"})
 
         job = world.job()
-        ended = world.run(ledger, launcher=Mute(world.launcher(), (1,), starts=starts), monitor=look)
-    assert ended.how == "cancelled"
-    metadata = manifest(job, ended, Exported({}, 0, 0), app="", inputs="", models={})
-    return seen, ended, json.loads(json.dumps(metadata["silent"]))
+        finished = world.run(ledger, launcher=Mute(world.launcher(), (1,), starts=starts), monitor=look)
+    assert finished.how == "cancelled"
+    metadata = manifest(job, finished, Exported({}, 0, 0), app="", inputs="", models={})
+    return seen, finished, json.loads(json.dumps(metadata["silent"]))
 
 
 @pytest.mark.parametrize("starts", [False, True], ids=["started", "requested"])
 def test_an_engine_that_never_serves_is_named_with_since_when(tmp_path, starts):
-    seen, ended, metadata = watched(tmp_path, starts=starts)
+    seen, finished, metadata = watched(tmp_path, starts=starts)
     since_s = 20.0 if starts else 0.0
     early = [one for one in seen if one.at_s < since_s + 30.0]
     late = [one for one in seen if one.at_s > since_s + 50.0]
@@ -64,32 +64,32 @@ def test_an_engine_that_never_serves_is_named_with_since_when(tmp_path, starts):
         assert (silent.model, silent.gpus) == (1, (1,))
         assert silent.since_s == pytest.approx(since_s, abs=1.0)
         assert silent.for_s == pytest.approx(progress.at_s - since_s, abs=1.0)
-    told = "m1 on GPU 1 has not answered for" if starts else "m1 on GPU 1 is not ready"
-    assert told in line(late[-1])
+    reported = "m1 on GPU 1 has not answered for" if starts else "m1 on GPU 1 is not ready"
+    assert reported in line(late[-1])
     assert silent_engines(late[-1]) == list(table(late[-1]).renderables[2:])
     if not starts:
         assert "after its start, 20 s were planned" in line(late[-1])
     (one,) = metadata
     assert (one["model"], one["gpus"]) == ("m1", [1])
     assert one["since_s"] == pytest.approx(since_s, abs=1.0)
-    assert one["words"].startswith(told)
-    assert ended.silent[0].for_s == pytest.approx(ended.seconds - since_s, abs=1.0)
+    assert one["words"].startswith(reported)
+    assert finished.silent[0].for_s == pytest.approx(finished.seconds - since_s, abs=1.0)
 
 
 def test_engines_that_answer_are_never_called_silent(tmp_path):
     world, seen = World(tasks_of([0] * 3000 + [1] * 30), [(plan(0),), (plan(1),)], gpus=1, mean=400.0), []
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger, monitor=seen.append, watch_s=1.0)
-    assert ended.how == "done"
-    assert ended.seconds > 60
+        finished = world.run(ledger, monitor=seen.append, watch_s=1.0)
+    assert finished.how == "done"
+    assert finished.seconds > 60
     assert not any(one.silent for one in seen)
-    assert ended.silent == ()
+    assert finished.silent == ()
 
 
-def test_a_start_that_is_called_off_is_told_so(tmp_path):
+def test_a_start_that_is_cancelled_is_reported(tmp_path):
     """The model gets two GPUs once the other has finished; its start on one of them never came to an end."""
     world = World(tasks_of([0] * 40 + [1] * 8), [(plan(0), plan(1)), (plan(1, tp=2),)], gpus=2)
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger, launcher=Mute(world.launcher(), (1,), starts=False))
-    assert ended.how == "done"
-    assert [event.what for event in ended.events if event.gpus == (1,)] == ["start", "stop"]
+        finished = world.run(ledger, launcher=Mute(world.launcher(), (1,), starts=False))
+    assert finished.how == "done"
+    assert [event.what for event in finished.events if event.gpus == (1,)] == ["start", "stop"]

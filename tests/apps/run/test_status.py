@@ -53,37 +53,37 @@ def test_a_model_is_the_sum_of_its_calls(tmp_path):
     assert second.engines == ()
 
 
-def test_engines_are_told_of_coordinators_that_are_alive(tmp_path):
-    world, here = World(two_calls(), [(plan(0), plan(1))]), new_owner()
+def test_engines_of_live_coordinators_are_reported(tmp_path):
+    world, alive = World(two_calls(), [(plan(0), plan(1))]), new_owner()
     host, boot, _, _, name = new_owner().split("/")
     gone = f"{host}/{boot}/1/0/{name}"
     with fresh(tmp_path) as ledger:
         laid_out(ledger, world)
-        for owner, engine in ((here, "vllm at one"), (gone, "vllm at two")):
+        for owner, engine in ((alive, "vllm at one"), (gone, "vllm at two")):
             ledger.note({OWNER + owner: "runs", ENGINES + owner: engines_of(("m0", "m1"), {1: {engine}})})
         assert [one.engines for one in status_of(ledger)] == [(), ("vllm at one",)]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_command_tells_models(tmp_path, as_json):
+def test_the_command_lists_models(tmp_path, as_json):
     world = World(two_calls(), [(plan(0), plan(1))])
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         assert world.run(ledger).exit_code == 0
     (tmp_path / "run.lock").touch()
     program = typer.Typer()
     program.command()(app_status.status)
-    said = CliRunner().invoke(program, [str(tmp_path), *(["--json"] if as_json else [])])
-    assert said.exit_code == 0, said.output
+    message = CliRunner().invoke(program, [str(tmp_path), *(["--json"] if as_json else [])])
+    assert message.exit_code == 0, message.output
     if not as_json:
-        assert "12 of 12 tasks have finished: 12 done" in said.output
-        assert "m0: 8 of 8" in said.output
-        assert "8 attempts" in said.output
+        assert "12 of 12 tasks have finished: 12 done" in message.output
+        assert "m0: 8 of 8" in message.output
+        assert "8 attempts" in message.output
         return
-    told = json.loads(said.output)
-    assert told["tasks"] == {"done": 12}
-    assert [(one["name"], one["total"], one["completed"], one["tries"]) for one in told["models"]] == [
+    reported = json.loads(message.output)
+    assert reported["tasks"] == {"done": 12}
+    assert [(one["name"], one["total"], one["completed"], one["tries"]) for one in reported["models"]] == [
         ("m0", 8, 8, 8),
         ("m1", 4, 4, 4),
     ]
     outputs = world.draw.output_tokens
-    assert told["models"][1]["tokens"] == int(outputs[world.tasks.model == 1].sum())
+    assert reported["models"][1]["tokens"] == int(outputs[world.tasks.model == 1].sum())

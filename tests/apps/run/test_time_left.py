@@ -14,7 +14,7 @@ from lengthwise.apps.run.progress import Clock, time_left
 SLACK = (0.8, 1.3)
 
 
-def test_nobody_can_tell_before_anything_is_done_without_a_plan():
+def test_without_a_plan_the_time_left_is_unknown_before_anything_is_done():
     assert time_left(0.0, 10.0, None, SLACK) is None
 
 
@@ -68,7 +68,7 @@ def test_engines_that_start_late_without_a_plan_leave_it_open_until_something_wa
     assert time_left(0.5, 330.0, None, (1.0, 1.0), first_s=300.0, late_s=300.0)[0] == pytest.approx(30.0)
 
 
-def test_a_run_whose_first_engine_comes_late_says_so_much_later_and_no_more(tmp_path):
+def test_a_late_first_engine_extends_the_estimate_by_its_delay_only(tmp_path):
     """In virtual time, by the very snapshots that are shown."""
     tasks = tasks_of([0] * 2000)
 
@@ -78,18 +78,18 @@ def test_a_run_whose_first_engine_comes_late_says_so_much_later_and_no_more(tmp_
         folder = tmp_path / str(start_s)
         folder.mkdir()
         with fresh(folder) as ledger:
-            ended = world.run(ledger, monitor=seen.append, watch_s=0.25)
-        return ended.seconds, seen
+            finished = world.run(ledger, monitor=seen.append, watch_s=0.25)
+        return finished.seconds, seen
 
     planned_s, _ = shown(5.0, 1.0)
     seconds, seen = shown(500.0, planned_s)
     assert seconds == pytest.approx(planned_s + 495.0, rel=0.02)
-    told = [(one.left_s[0], seconds - one.at_s) for one in seen if one.left_s is not None and one.share < 1]
-    assert len(told) > 100
-    waiting = [left_s for left_s, true_s in told if true_s > planned_s]
+    reported = [(one.left_s[0], seconds - one.at_s) for one in seen if one.left_s is not None and one.share < 1]
+    assert len(reported) > 100
+    waiting = [left_s for left_s, true_s in reported if true_s > planned_s]
     assert waiting
     assert all(left_s == pytest.approx(planned_s - 5.0, abs=5.0) for left_s in waiting)
-    assert all(left_s <= planned_s + 1.0 for left_s, _ in told), "no late start is taken for slowness"
+    assert all(left_s <= planned_s + 1.0 for left_s, _ in reported), "no late start is taken for slowness"
 
 
 def test_a_clock_knows_when_the_share_last_grew():

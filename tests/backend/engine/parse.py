@@ -57,14 +57,14 @@ def check(args):
 def answer(parsers, command):
     """What the parser, and for a server the checks, say to one command line."""
     is_bench = command[1] == "bench"
-    said = io.StringIO()
+    message = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(message):
             args = parsers[is_bench].parse_args(command[3 if is_bench else 2 :])
             if not is_bench:
                 check(args)
     except (SystemExit, ValueError) as error:
-        return {"error": f"{error} {said.getvalue()}"}
+        return {"error": f"{error} {message.getvalue()}"}
     return {"taken": {k: v for k, v in vars(args).items() if isinstance(v, str | int | float | bool)}}
 
 

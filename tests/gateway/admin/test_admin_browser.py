@@ -98,7 +98,7 @@ def test_a_busy_gateway_is_shown_as_it_is(driver, worlds) -> None:
     assert driver.execute_script("return document.querySelectorAll('#errors img').length") == 0
 
 
-def test_what_order_changed_is_told_of_how_many_and_until_when(driver, worlds) -> None:
+def test_the_change_against_fcfs_is_shown_with_its_count_and_age(driver, worlds) -> None:
     """The shadow waits for the oldest request that is still in, so that its figures may be of long ago."""
     look(driver, worlds[1]["busy"], 1280, "light")
     regret = worlds[0]["busy"].app.state.now()["regret"]
@@ -112,7 +112,7 @@ def test_what_order_changed_is_told_of_how_many_and_until_when(driver, worlds) -
     assert f"until {until_s} s ago: as served in mode isrtf" in text(driver, "#policies-note")
 
 
-def test_axes_of_requests_and_tokens_have_whole_ticks(driver, worlds) -> None:
+def test_axes_of_requests_and_tokens_have_integer_ticks(driver, worlds) -> None:
     look(driver, worlds[1]["busy"], 1280, "light")
     found = driver.execute_script(
         "return ['requests', 'tokens', 'next'].map(id => [...document.querySelectorAll('#' + id + ' text')]"
@@ -141,7 +141,7 @@ def test_axes_of_requests_and_tokens_have_whole_ticks(driver, worlds) -> None:
         assert driver.execute_script(script) == [*ticks.split(), "now"]
 
 
-def test_engines_that_are_down_are_told_at_once(driver, worlds) -> None:
+def test_engines_that_are_down_are_shown_immediately(driver, worlds) -> None:
     look(driver, worlds[1]["down"], 1280, "dark")
     assert text(driver, "#headline") == "No engine is up"
     assert text(driver, "#engines .cause") == "down: no connection"

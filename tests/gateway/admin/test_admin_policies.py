@@ -25,17 +25,17 @@ def test_numbers_are_those_of_the_requests_themselves() -> None:
     assert (had["kind"], had["name"], had["count"]) == ("had", "isrtf", 700)
     assert (shadow["kind"], shadow["name"]) == ("shadow", "fcfs")
     columns = {"jct_s": had["jct"], "queued_for_s": had["queue"], "shadow_jct_s": shadow["jct"]}
-    for name, told in columns.items():
+    for name, reported in columns.items():
         values = sorted(getattr(pair, name) for pair in made)
-        assert told[0][0] == pytest.approx(np.mean(values))
-        assert [one[0] for one in told[1:]] == [values[350], values[630], values[693]]
-        assert all(low <= value <= high for value, low, high in told)
+        assert reported[0][0] == pytest.approx(np.mean(values))
+        assert [one[0] for one in reported[1:]] == [values[350], values[630], values[693]]
+        assert all(low <= value <= high for value, low, high in reported)
     value, low, high = had["mean_change"]
     assert value == pytest.approx(had["jct"][0][0] / shadow["jct"][0][0] - 1)
     assert low < value < high < 0
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+def test_intervals_contain_the_truth_about_as_often_as_stated() -> None:
     """Of 200 worlds, of the mean and of the change against the shadow."""
     mean = change = 0
     for seed in range(200):
@@ -54,7 +54,7 @@ def test_few_requests_have_numbers_and_no_interval() -> None:
     assert measured("srtf", []) == []
 
 
-def test_it_is_made_anew_only_every_few_seconds_and_of_the_last_minutes() -> None:
+def test_the_table_is_recomputed_every_few_seconds_over_the_last_minutes() -> None:
     now_s = [100.0]
     policies = Policies(lambda: now_s[0], 60.0, interval_s=5.0)
     old, new = pairs(1, 50, finished_s=30.0), pairs(2, 70, finished_s=90.0)
@@ -81,7 +81,7 @@ def test_what_was_simulated_stands_below_with_its_intervals() -> None:
     assert simulated(as_json(Gain("not enough traffic", "", 3, 1.0))) == []
 
 
-def test_a_gateways_state_tells_both_of_the_same_requests() -> None:
+def test_the_state_reports_both_policies_over_the_same_requests() -> None:
     world = World().live(90, 4.5)
     had, shadow = world.app.state.now()["policies"]
     regret = world.telemetry.regret

@@ -44,40 +44,40 @@ def test_metrics_are_prometheus_text(busy) -> None:
     assert headers[b"content-type"].startswith(b"text/plain")
     found = {family.name: family for family in text_string_to_metric_families(body.decode())}
     assert {"lengthwise_requests", "lengthwise_backlog_seconds", "lengthwise_worker_up"} <= set(found)
-    assert {sample.labels["worker"] for sample in found["lengthwise_cap"].samples} == set(NAMES)
+    assert {sample.labels["worker"] for sample in found["lengthwise_worker_limit"].samples} == set(NAMES)
 
 
-def test_the_state_is_what_the_parts_say(busy) -> None:
-    told = json.loads(ask(busy.app, "/state.json")[2])
+def test_the_state_matches_its_components(busy) -> None:
+    reported = json.loads(ask(busy.app, "/state.json")[2])
     now = busy.scheduler.statistics(busy.now_s)
-    assert told["queue"]["waiting"] == now.waiting > 0
-    assert [worker["name"] for worker in told["workers"]] == list(NAMES)
-    assert sum(worker["in_flight"] for worker in told["workers"]) == now.running
+    assert reported["queue"]["waiting"] == now.waiting > 0
+    assert [worker["name"] for worker in reported["workers"]] == list(NAMES)
+    assert sum(worker["in_flight"] for worker in reported["workers"]) == now.running
     finished = busy.telemetry.metrics.requests
-    assert told["counts"]["outcomes"]["finished"] == sum(
+    assert reported["counts"]["outcomes"]["finished"] == sum(
         n for (outcome, _, _), n in finished.items() if outcome == "finished"
     )
-    assert told["lengths"]["count"] == told["times"][0]["count"] > 50
-    pairs, regret = busy.telemetry.regret.pairs(), told["regret"]
+    assert reported["lengths"]["count"] == reported["times"][0]["count"] > 50
+    pairs, regret = busy.telemetry.regret.pairs(), reported["regret"]
     assert regret["count"] == len(pairs) > 20
     assert regret["jct_s"] == pytest.approx(sum(pair.jct_s for pair in pairs) / len(pairs), rel=1e-5)
     came_s = pairs[-1].finished_s - pairs[-1].jct_s
     assert regret["until_ago_s"] == pytest.approx(busy.now_s - came_s, rel=1e-5)
-    assert told["lengths"]["concordance"] > 0.7
-    assert [point[0] for point in told["lengths"]["calibration"]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    assert reported["lengths"]["concordance"] > 0.7
+    assert [point[0] for point in reported["lengths"]["calibration"]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
     assert (
-        sum(group["count"] for group in told["times"] if group["name"].startswith("predicted"))
-        == (told["times"][0]["count"])
+        sum(group["count"] for group in reported["times"] if group["name"].startswith("predicted"))
+        == (reported["times"][0]["count"])
     )
-    assert told["troubles"][0]["what"] == "failed"
-    assert [one["count"] for one in told["troubles"] if "429" in one["what"]] == [40]
+    assert reported["troubles"][0]["what"] == "failed"
+    assert [one["count"] for one in reported["troubles"] if "429" in one["what"]] == [40]
 
 
 def test_the_queue_is_shown_in_its_order(busy) -> None:
-    told = json.loads(ask(busy.app, "/state.json")[2])["queue"]["order"]
-    classes = [one["priority"] for one in told]
+    reported = json.loads(ask(busy.app, "/state.json")[2])["queue"]["order"]
+    classes = [one["priority"] for one in reported]
     assert classes == sorted(classes)
-    first = [one["left"] for one in told if one["priority"] == classes[0] and one["queued_for_s"] < 60]
+    first = [one["left"] for one in reported if one["priority"] == classes[0] and one["queued_for_s"] < 60]
     assert first == sorted(first)
 
 
@@ -87,7 +87,7 @@ def test_texts_of_others_and_of_engines_are_not_in_the_page_itself(busy) -> None
         assert b"SECRET" not in ask(busy.app, path)[2]
 
 
-def test_a_look_back_is_made_with_the_order_that_was_told_last() -> None:
+def test_the_analysis_uses_the_latest_configured_order() -> None:
     world = World(mode="observe")
     other = replace(world.config, order=replace(world.config.order, preemption="worth(factor=1)", max_wait_s=5.0))
     assert world.app._own_monitor.order == world.config.order
@@ -191,7 +191,7 @@ def test_an_observing_gateway_looks_back_by_itself() -> None:
     assert World(mode="fcfs").app.state.now()["observed"] is None
 
 
-def test_a_gateway_that_just_began_is_told_plainly() -> None:
-    told = json.loads(ask(World(engines=0).app, "/state.json")[2])
-    assert (told["workers"], told["times"], told["observed"]) == ([], [], None)
-    assert told["regret"]["mean_s"] is None
+def test_the_state_of_a_newly_started_gateway_is_empty() -> None:
+    reported = json.loads(ask(World(engines=0).app, "/state.json")[2])
+    assert (reported["workers"], reported["times"], reported["observed"]) == ([], [], None)
+    assert reported["regret"]["mean_s"] is None

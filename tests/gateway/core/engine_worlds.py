@@ -60,12 +60,12 @@ def jobs_of(seed, count, rate_rps, *, mean_tokens=30.0, prompt_tokens=40, noise=
     arrivals = np.cumsum(rng.gamma(0.73, 1 / (0.73 * rate_rps), count))
     lengths = np.exp(rng.normal(math.log(mean_tokens) - spread**2 / 2, spread, count))
     tokens = np.clip(np.round(lengths), 1, 20 * mean_tokens).astype(int)
-    said = tokens * np.exp(rng.normal(0.0, noise, count))
+    message = tokens * np.exp(rng.normal(0.0, noise, count))
     prompts = np.maximum(1, rng.exponential(prompt_tokens, count).round()).astype(int)
     normal = np.array([_normal(level) for level in LEVELS])
     made = []
     for i in range(count):
-        row = np.maximum(1.0, said[i] * np.exp(noise * normal))
+        row = np.maximum(1.0, message[i] * np.exp(noise * normal))
         metadata = {"model": "m", "prompt_tokens": int(prompts[i]), "max_tokens": 100_000, "resumable": True}
         request = Request(
             i, float(arrivals[i]), length_prediction=LengthPrediction(float(row.mean()), quantiles=row), **metadata
@@ -94,7 +94,7 @@ class EngineWorld:
         self.jobs = {job.request.id: job for job in jobs}
         self.engines = {f"w{k}": Engine(f"w{k}") for k in range(engines)}
         self.now_s, self.events, self.count = 0.0, [], 0
-        self.scheduler.workers(0.0, [WorkerState(name, ("m",), in_flight=cap) for name in self.engines])
+        self.scheduler.workers(0.0, [WorkerState(name, ("m",), concurrency=cap) for name in self.engines])
         for job in jobs:
             self.at(job.request.arrival_s, self.arrives, job)
 
@@ -143,13 +143,13 @@ class EngineWorld:
             self.begin(engine)
 
     def begin(self, engine):
-        there = list(engine.batch.values())
-        engine.steps = bool(there)
-        if there:
+        present = list(engine.batch.values())
+        engine.steps = bool(present)
+        if present:
             costs = self.costs
-            prompts = sum(job.to_compute for job in there)
-            step_s = costs.step_s + costs.seq_s * len(there) + costs.prompt_s * prompts
-            self.at(self.now_s + step_s, self.stepped, engine, [(job, job.visit) for job in there])
+            prompts = sum(job.to_compute for job in present)
+            step_s = costs.step_s + costs.seq_s * len(present) + costs.prompt_s * prompts
+            self.at(self.now_s + step_s, self.stepped, engine, [(job, job.visit) for job in present])
 
     def stepped(self, engine, active):
         for job, visit in active:

@@ -105,8 +105,8 @@ class PhaseWorld:
                 return self
             self.now_s = max(self.now_s, next_s)
             if self.events and event_s <= self.now_s:
-                _, _, what, told = heapq.heappop(self.events)
-                what(*told)
+                _, _, what, reported = heapq.heappop(self.events)
+                what(*reported)
             elif engine_s <= self.now_s:
                 for batch in self.batches.values():
                     batch.advance(self.now_s)

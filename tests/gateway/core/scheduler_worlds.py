@@ -21,7 +21,7 @@ def request(number, arrival_s=0.0, *, predicted=100.0, **metadata):
 
 def worker(name="w", *, cap=1, models=("m",), **metadata):
     """A worker with a fixed cap."""
-    return WorkerState(name, tuple(models), in_flight=cap, **metadata)
+    return WorkerState(name, tuple(models), concurrency=cap, **metadata)
 
 
 def scheduler(mode="srtf", *, admission=None, dispatch=None, workers=None, **order):
@@ -127,7 +127,7 @@ class World:
     def send(self, job, name):
         assert not job.worker, "never two workers at once"
         assert math.isnan(job.finished_s)
-        assert len(self.active[name]) < self.workers[name].in_flight
+        assert len(self.active[name]) < self.workers[name].concurrency
         job.worker, job.visit = name, job.visit + 1
         self.active[name].add(job.request.id)
         job.sent_s.append(self.now_s)

@@ -18,7 +18,7 @@ from lengthwise.gateway.scheduling import WorkerState
 
 def full(admission, **metadata):
     """One runs, two wait; the worker makes 50 tokens a second."""
-    made = scheduler("fcfs", admission=admission, workers=[WorkerState("w", ("m",), in_flight=1, tokens_per_s=50.0)])
+    made = scheduler("fcfs", admission=admission, workers=[WorkerState("w", ("m",), concurrency=1, tokens_per_s=50.0)])
     for i in range(3):
         assert made.offer(0.0, request(i, predicted=1000, **metadata)) is None
         made.schedule(0.0)
@@ -33,7 +33,7 @@ def full(admission, **metadata):
         (Admission(max_predicted_wait_s=45.0), "predicted_wait"),
     ],
 )
-def test_what_is_too_much_is_refused_and_told_when_to_come_again(admission, reason):
+def test_excess_requests_are_refused_with_a_retry_time(admission, reason):
     made = full(admission, body_bytes=100)
     rejection = made.offer(1.0, request(9, 1.0, body_bytes=100))
     assert (rejection.status, rejection.reason) == (429, reason)
@@ -68,8 +68,8 @@ def test_a_refused_one_leaves_no_trace():
     assert made.position(9) is None
 
 
-def test_nobody_is_refused_for_a_wait_while_there_is_room():
-    slow = WorkerState("w", ("m",), in_flight=2, tokens_per_s=0.001)
+def test_no_request_is_refused_for_its_wait_while_there_is_room():
+    slow = WorkerState("w", ("m",), concurrency=2, tokens_per_s=0.001)
     made = scheduler("fcfs", admission=Admission(max_predicted_wait_s=1.0), workers=[slow])
     for i in range(2):
         assert made.offer(0.0, request(i)) is None
@@ -77,7 +77,7 @@ def test_nobody_is_refused_for_a_wait_while_there_is_room():
     assert made.offer(0.0, request(3)).reason == "predicted_wait"
 
 
-def test_a_model_that_nobody_serves_is_unknown():
+def test_a_model_that_no_worker_serves_is_unknown():
     made = scheduler("fcfs")
     rejection = made.offer(0.0, request(1, model="nonsense"))
     assert (rejection.status, rejection.reason) == (404, "model_not_found")
@@ -91,13 +91,13 @@ def test_before_engines_are_known_any_model_may_wait():
     assert sent(made.schedule(5.0)) == [1]
 
 
-def test_a_worker_that_has_not_told_its_models_may_serve_any():
+def test_a_worker_that_has_not_reported_its_models_may_serve_any():
     made = scheduler("fcfs", workers=[worker(models=())])
     assert made.offer(0.0, request(1)) is None
 
 
 @pytest.mark.parametrize("mode", ["fcfs", "bins"])
-def test_who_waits_for_an_engine_in_vain_is_told_so(mode):
+def test_a_request_that_waits_for_an_engine_in_vain_is_refused(mode):
     made = scheduler(mode, admission=Admission(no_engine_s=30.0), batch_wait_s=5.0)
     made.workers(10.0, [])
     made.offer(20.0, request(1, 20.0))
@@ -117,7 +117,7 @@ def test_who_waits_for_an_engine_in_vain_is_told_so(mode):
     assert made.statistics(60.0).waiting == 0
 
 
-def test_engines_that_come_back_in_time_serve_who_waited():
+def test_engines_that_return_in_time_serve_waiting_requests():
     made = scheduler("fcfs", admission=Admission(no_engine_s=30.0))
     made.offer(0.0, request(1))
     made.schedule(0.0)
@@ -139,7 +139,7 @@ def test_only_the_model_without_an_engine_expires():
     assert [one for one, _ in made.schedule(31.0).expire] == [7]
 
 
-def test_who_waits_beyond_its_own_deadline_expires():
+def test_a_request_that_waits_beyond_its_deadline_expires():
     made = scheduler("fcfs")
     for i in range(3):
         made.offer(0.0, request(i, deadline_s=4.0))
@@ -150,7 +150,7 @@ def test_who_waits_beyond_its_own_deadline_expires():
     assert {rejection.reason for _, rejection in expired} == {"deadline"}
 
 
-def test_who_gathers_in_bins_counts_for_the_wait_that_is_predicted():
+def test_requests_that_gather_in_bins_count_toward_the_predicted_wait():
     def refused(models, workers):
         """A newcomer where two gather, 1,000 tokens each, at 50 a second."""
         made = scheduler("bins", admission=Admission(max_predicted_wait_s=30.0), workers=workers)
@@ -168,7 +168,7 @@ def test_who_gathers_in_bins_counts_for_the_wait_that_is_predicted():
 
 def serving(name, *models, cap=1):
     """A worker of these models at 50 tokens a second."""
-    return WorkerState(name, models, in_flight=cap, tokens_per_s=50.0)
+    return WorkerState(name, models, concurrency=cap, tokens_per_s=50.0)
 
 
 def predicted_wait_s(model, waiting, workers):
@@ -179,7 +179,7 @@ def predicted_wait_s(model, waiting, workers):
     made = scheduler("fcfs", workers=workers)
     number = itertools.count()
     for one in workers:
-        for _ in range(one.in_flight):
+        for _ in range(one.concurrency):
             made.offer(0.0, request(next(number), predicted=100, model=one.models[0], prompt_tokens=0))
             made.schedule(0.0)
     for other, count in waiting:
@@ -203,7 +203,7 @@ def predicted_wait_s(model, waiting, workers):
         ([("m", "x"), ("x",)], [("m", 2), ("x", 2)], 6.0),  # the other's go around its own
     ],
 )
-def test_who_waits_for_the_same_engines_goes_before_whatever_its_model(models, waiting, wait_s):
+def test_requests_waiting_for_the_same_engines_count_ahead_whatever_their_model(models, waiting, wait_s):
     workers = [serving(f"w{at}", *of) for at, of in enumerate(models)]
     assert predicted_wait_s("m", waiting, workers) == wait_s
 
@@ -212,7 +212,7 @@ def test_who_waits_for_the_same_engines_goes_before_whatever_its_model(models, w
     st.dictionaries(st.sampled_from("abc"), st.floats(0.0, 1e4), min_size=1),
     st.lists(st.tuples(st.sets(st.sampled_from("abc"), min_size=1), st.floats(1.0, 1e3)), min_size=1, max_size=5),
 )
-def test_all_that_waits_is_done_by_somebody_who_serves_it(tokens, workers):
+def test_all_waiting_work_is_done_by_a_worker_that_serves_it(tokens, workers):
     numbers = {model: [at for at, (of, _) in enumerate(workers) if model in of] for model in tokens}
     served = {model: count for model, count in tokens.items() if numbers[model]}
     rates = [rate for _, rate in workers]

@@ -35,7 +35,7 @@ def test_the_cap_finds_what_the_engine_runs_at_once(batch, start):
     assert min(settled) >= 0.9 * batch - 1, "and its batch near full"
 
 
-def test_an_engine_that_tells_nothing_keeps_the_cap_it_starts_with():
+def test_an_engine_that_reports_nothing_keeps_its_initial_cap():
     cap = ConcurrencyLimit(Dispatch(start=5))
     for look in range(20):
         cap.used(5)
@@ -44,14 +44,14 @@ def test_an_engine_that_tells_nothing_keeps_the_cap_it_starts_with():
 
 
 @pytest.mark.parametrize(
-    "trouble", [{"waiting": 3.0}, {"waiting": 0.0, "kv_used": 0.95}, {"waiting": 0.0, "preemptions": 2.0}]
+    "error", [{"waiting": 3.0}, {"waiting": 0.0, "kv_used": 0.95}, {"waiting": 0.0, "preemptions": 2.0}]
 )
-def test_signs_of_too_many_shrink_the_cap(trouble):
+def test_signs_of_too_many_shrink_the_cap(error):
     cap = ConcurrencyLimit(Dispatch(start=16))
     cap.used(16)
     cap.poll(1.0, Signals(waiting=0.0, preemptions=1.0, at_s=1.0), 16)
     before = cap.limit(None)
-    cap.poll(3.0, Signals(**{"preemptions": 1.0, "at_s": 3.0} | trouble), 16)
+    cap.poll(3.0, Signals(**{"preemptions": 1.0, "at_s": 3.0} | error), 16)
     assert cap.limit(None) < before
 
 
@@ -77,8 +77,8 @@ def test_the_cap_stays_within_its_bounds(signals, least):
     cap = ConcurrencyLimit(Dispatch(start=8, min_concurrency=least, max_concurrency=64))
     for look, (waiting, kv_used, preemptions) in enumerate(signals):
         cap.used(cap.limit(None))
-        told = Signals(waiting=waiting, kv_used=kv_used, preemptions=preemptions, at_s=look)
-        cap.poll(float(look), told, cap.limit(None))
+        reported = Signals(waiting=waiting, kv_used=kv_used, preemptions=preemptions, at_s=look)
+        cap.poll(float(look), reported, cap.limit(None))
         if look % 7 == 0:
             cap.refused(float(look), 0)
         assert least <= cap.limit(None) <= 64
@@ -114,18 +114,18 @@ def test_a_full_engine_queue_is_no_failure():
     assert sent(made.schedule(0.7)) == [3]
 
 
-def test_a_worker_that_refuses_all_is_asked_ever_more_rarely():
+def test_a_worker_that_refuses_all_is_tried_ever_more_rarely():
     made = scheduler(workers=[adapting()])
     made.offer(0.0, request(1))
-    now_s, asked = 0.0, []
+    now_s, requested = 0.0, []
     while now_s < 10.0:
         if sent(made.schedule(now_s)):
-            asked.append(now_s)
+            requested.append(now_s)
             made.queue_full(now_s, "w", 1)
             made.schedule(now_s)
         now_s = made.next_s(now_s)
-    gaps = [b - a for a, b in itertools.pairwise(asked)]
-    assert 4 < len(asked) < 12
+    gaps = [b - a for a, b in itertools.pairwise(requested)]
+    assert 4 < len(requested) < 12
     assert gaps == sorted(gaps)
     assert max(gaps) <= 2.0 + 1e-9
 
@@ -140,8 +140,8 @@ def test_the_least_backlog_gets_the_next_one():
 
 
 def test_backlog_is_counted_in_the_seconds_of_the_worker():
-    fast = WorkerState("fast", ("m",), in_flight=9, tokens_per_s=1000.0)
-    slow = WorkerState("slow", ("m",), in_flight=9, tokens_per_s=10.0)
+    fast = WorkerState("fast", ("m",), concurrency=9, tokens_per_s=1000.0)
+    slow = WorkerState("slow", ("m",), concurrency=9, tokens_per_s=10.0)
     made = scheduler("fcfs", workers=[slow, fast])
     made.offer(0.0, request(1, predicted=900))
     made.schedule(0.0)
@@ -189,7 +189,7 @@ def test_an_empty_worker_takes_even_what_does_not_fit():
     assert sent(made.schedule(0.0)) == [1]
 
 
-def test_a_model_goes_only_to_who_serves_it():
+def test_a_model_goes_only_to_a_worker_that_serves_it():
     made = scheduler("fcfs", workers=[worker("a", cap=9, models=("x",)), worker("b", models=("y", "x"))])
     made.offer(0.0, request(1, model="y"))
     made.offer(0.0, request(2, model="y"))

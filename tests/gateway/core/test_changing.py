@@ -13,7 +13,7 @@ from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.schema.errors import InputError
 
 
-def told(made, now_s, order, admission=None, dispatch=None):
+def reported(made, now_s, order, admission=None, dispatch=None):
     made.configure(now_s, order, admission or Admission(), dispatch or Dispatch())
 
 
@@ -29,19 +29,19 @@ def filled(mode, cap=1, **order):
 
 
 @pytest.mark.parametrize(("max_wait_s", "first"), [(3.0, 1), (30.0, 2)])
-def test_a_bound_on_waiting_holds_for_who_waits_already(max_wait_s, first):
+def test_a_bound_on_waiting_applies_to_requests_that_already_wait(max_wait_s, first):
     made = filled("srtf", max_wait_s=10.0)
-    told(made, 1.0, Order(mode="srtf", max_wait_s=max_wait_s))
+    reported(made, 1.0, Order(mode="srtf", max_wait_s=max_wait_s))
     made.schedule(1.0)
     made.left(4.0, 0)
     assert sent(made.schedule(4.0)) == [first]
 
 
-def test_who_had_waited_too_long_has_not_by_a_longer_bound():
+def test_an_overdue_request_is_not_overdue_under_a_longer_bound():
     made = filled("srtf", max_wait_s=2.0)
     made.schedule(3.0)
     assert made.position(1) == 0
-    told(made, 3.0, Order(mode="srtf", max_wait_s=60.0))
+    reported(made, 3.0, Order(mode="srtf", max_wait_s=60.0))
     assert (made.position(2), made.position(1)) == (0, 1)
     made.schedule(3.0)
     assert made.next_s(3.0) == 60.0
@@ -52,24 +52,24 @@ def test_fairness_begins_with_what_tenants_were_served_before():
     for i, tenant in enumerate([1, 1, 1, 2]):
         made.offer(0.0, request(i, predicted=100, tenant=tenant))
     assert sent(made.schedule(0.0)) == [0]
-    told(made, 0.0, Order(mode="fcfs", fairness="vtc"))
+    reported(made, 0.0, Order(mode="fcfs", fairness="vtc"))
     made.left(1.0, 0)
     assert sent(made.schedule(1.0)) == [3], "tenant 1 has had one already"
-    told(made, 1.0, Order(mode="fcfs"))
+    reported(made, 1.0, Order(mode="fcfs"))
     made.left(2.0, 3)
     assert sent(made.schedule(2.0)) == [1]
 
 
-def test_cuts_are_allowed_and_forbidden_as_told():
+def test_preemptions_are_allowed_and_forbidden_as_configured():
     none = Order(mode="isrtf", preemption="by_rank", preemptions_per_s=0.0)
     made = filled("isrtf", preemption="by_rank", preemptions_per_s=0.0)
     assert made.schedule(1.0).preempt == ()
-    told(made, 1.0, replace(none, preemptions_per_s=10.0))
+    reported(made, 1.0, replace(none, preemptions_per_s=10.0))
     assert made.schedule(1.0).preempt == (), "none for the time before"
     assert made.next_s(1.0) == pytest.approx(1.1)
     assert made.schedule(1.11).preempt == (0,)
     other = filled("isrtf", preemption="by_rank", preemptions_per_s=0.0)
-    told(other, 1.0, replace(none, preemptions_per_s=10.0, max_preemptions=0))
+    reported(other, 1.0, replace(none, preemptions_per_s=10.0, max_preemptions=0))
     assert [other.schedule(now_s).preempt for now_s in (1.0, 1.5, 2.0)] == [(), (), ()]
 
 
@@ -83,35 +83,35 @@ def test_telling_rates_again_and_again_makes_no_storm():
     cuts = 0
     for step in range(100):
         now_s = 0.1 * step
-        told(made, now_s, Order(mode="isrtf", preemption="by_rank", preemptions_per_s=2.0 + step % 2))
+        reported(made, now_s, Order(mode="isrtf", preemption="by_rank", preemptions_per_s=2.0 + step % 2))
         cuts += len(made.schedule(now_s).preempt)
     assert 2 <= cuts <= 3 + 3 * 10
 
 
-def test_another_preemption_decides_who_gives_way():
+def test_another_preemption_policy_selects_the_preempted_request():
     made = filled("isrtf", preemption="worth(factor=100)")
     assert made.schedule(1.0).preempt == ()
-    told(made, 1.0, Order(mode="isrtf", preemption="by_rank"))
+    reported(made, 1.0, Order(mode="isrtf", preemption="by_rank"))
     assert made.schedule(1.1).preempt == (0,)
 
 
-def test_who_gathers_leaves_by_the_new_time():
+def test_requests_in_bins_leave_by_the_new_time():
     made = scheduler("bins", bins=1, batch_wait_s=30.0, workers=[worker(cap=4)])
     made.offer(0.0, request(1))
     made.offer(1.0, request(2, 1.0))
     assert sent(made.schedule(1.0)) == []
-    told(made, 1.0, Order(mode="bins", bins=3, batch_wait_s=2.0))
+    reported(made, 1.0, Order(mode="bins", bins=3, batch_wait_s=2.0))
     made.schedule(1.0)
     assert made.next_s(1.0) == 2.0
     assert sent(made.schedule(2.0)) == [1, 2]
 
 
-def test_patience_and_room_are_those_told_last():
+def test_the_latest_timeout_and_queue_limit_apply():
     made = scheduler("fcfs", workers=[])
     made.workers(0.0, [worker(up=False)])
     made.offer(0.0, request(1))
     assert made.schedule(0.0).expire == ()
-    told(made, 1.0, Order(mode="fcfs"), Admission(no_engine_s=2.0, max_queued=1))
+    reported(made, 1.0, Order(mode="fcfs"), Admission(no_engine_s=2.0, max_queued=1))
     assert made.offer(1.0, request(2, 1.0)).reason == "queue_full"
     assert made.schedule(1.0).expire == ()
     assert [one for one, _ in made.schedule(2.5).expire] == [1]
@@ -121,35 +121,35 @@ def test_caps_keep_what_they_found_within_new_bounds():
     made = scheduler("fcfs", workers=[WorkerState("w", ("m",), signals=Signals(waiting=0.0, at_s=0.0))])
 
     def cap():
-        return made.statistics(0.0).workers[0].cap
+        return made.statistics(0.0).workers[0].limit
 
     assert cap() == 8
-    told(made, 0.0, Order(mode="fcfs"), dispatch=Dispatch(start=3))
+    reported(made, 0.0, Order(mode="fcfs"), dispatch=Dispatch(start=3))
     assert cap() == 3, "nothing was found yet"
     for i in range(8):
         made.offer(0.0, request(i))
     assert len(sent(made.schedule(0.0))) == 3
     made.workers(2.0, [WorkerState("w", ("m",), signals=Signals(waiting=0.0, at_s=2.0))])
     assert cap() == 6
-    told(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=2, max_concurrency=5))
+    reported(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=2, max_concurrency=5))
     assert cap() == 5
-    told(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=1, max_concurrency=1))
+    reported(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=1, max_concurrency=1))
     made.left(3.0, 0)
     assert sent(made.schedule(3.0)) == [], "two are there still"
     assert made.statistics(3.0).workers[0].in_flight > cap()
 
 
 @pytest.mark.parametrize("other", [{"mode": "fcfs"}, {"rank": "hrrn"}, {"preemption": "nonsense"}])
-def test_what_cannot_change_is_told_and_changes_nothing(other):
+def test_an_unchangeable_setting_is_reported_and_changes_nothing(other):
     made = filled("srtf", max_wait_s=10.0)
     before = [made.position(i) for i in (1, 2)]
     with pytest.raises(InputError, match=next(iter(other))):
-        told(made, 1.0, Order(**{"mode": "srtf", "max_wait_s": 0.5, **other}), Admission(max_queued=1))
+        reported(made, 1.0, Order(**{"mode": "srtf", "max_wait_s": 0.5, **other}), Admission(max_queued=1))
     assert [made.position(i) for i in (1, 2)] == before
     assert made.offer(1.0, request(3, 1.0)) is None
 
 
-def test_told_anything_at_any_time_everybody_ends():
+def test_all_requests_finish_whatever_settings_change():
     """Bounds, preemptions, fairness and rates change at every fifth decision of a whole run."""
     jobs = [(request(i, 0.05 * i, predicted=1 + 37 * i % 300, tenant=i % 3), 1 + 53 * i % 200) for i in range(120)]
     made = scheduler("isrtf", workers=[worker(cap=4)])
@@ -161,7 +161,7 @@ def test_told_anything_at_any_time_everybody_ends():
         if count % 5 == 0:
             order = Order(mode="isrtf", preemption="by_rank" if count % 2 else "never", max_wait_s=count % 7,
                           fairness="vtc" if count % 3 else "none", preemptions_per_s=float(count % 4))  # fmt: skip
-            told(made, now_s, order)
+            reported(made, now_s, order)
         return schedule(now_s)
 
     made.schedule = changing

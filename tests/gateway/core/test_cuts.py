@@ -50,11 +50,11 @@ def test_one_place_that_is_coming_free_is_enough_for_one():
     assert made.schedule(3.0).preempt == (0,), "another one that waits takes another place"
 
 
-def test_who_cannot_be_resumed_is_left_alone():
+def test_a_request_that_cannot_be_resumed_is_not_preempted():
     assert not running_long_waiting_short(on_demand(), resumable=False)
 
 
-def test_other_modes_cut_nobody():
+def test_other_modes_preempt_no_request():
     assert not running_long_waiting_short(scheduler("srtf", preemption="by_rank"))
 
 
@@ -65,7 +65,7 @@ def test_a_preemption_must_be_worth_its_cost():
     assert not running_long_waiting_short(dear, prompt_tokens=1000)
 
 
-def test_nobody_is_cut_more_often_than_allowed():
+def test_no_request_is_preempted_more_often_than_allowed():
     made = on_demand(max_preemptions=2, preemptions_per_s=math.inf)
     jobs = [(request(0, 0.0, predicted=3000), 3000)]
     jobs += [(request(i, float(i), predicted=20), 20) for i in range(1, 12)]
@@ -107,7 +107,7 @@ def test_equal_keys_that_do_not_move_never_take_turns():
         assert not made.schedule(now_s).preempt
 
 
-def test_who_has_waited_too_long_is_not_cut():
+def test_an_overdue_request_is_not_preempted():
     made = on_demand(max_wait_s=2.0)
     made.offer(0.0, request(1, predicted=1000))
     assert sent(made.schedule(3.0)) == [1]
@@ -123,7 +123,7 @@ def test_a_better_class_is_not_cut_for_a_worse_one():
     assert not made.schedule(1.0)
 
 
-def test_nobody_is_cut_where_that_makes_no_room():
+def test_no_request_is_preempted_where_that_frees_no_slot():
     """The worker's cap fell below what runs there: a place that comes free goes to nobody."""
     made = scheduler("isrtf", preemption="by_rank", workers=[worker(cap=3)])
     for i in range(3):
@@ -139,7 +139,7 @@ def test_nobody_is_cut_where_that_makes_no_room():
     assert made.schedule(2.5).preempt == (2,)
 
 
-def test_nobody_is_cut_for_one_that_would_not_fit_even_then():
+def test_no_request_is_preempted_for_one_that_still_would_not_fit():
     made = scheduler("isrtf", preemption="by_rank", workers=[worker(cap=2, kv_tokens=1000)])
     made.offer(0.0, request(1, predicted=400, prompt_tokens=0))
     made.offer(0.0, request(2, predicted=300, prompt_tokens=0, resumable=False))
@@ -166,7 +166,7 @@ def test_storms_are_capped(preemptions_per_s):
 
 @settings(max_examples=20)
 @given(st.integers(0, 1 << 30), st.integers(1, 4))
-def test_whatever_is_predicted_everybody_ends_and_is_cut_at_most_so_often(seed, cap):
+def test_every_request_finishes_within_its_preemption_limit_whatever_is_predicted(seed, cap):
     draws = random.Random(seed)
     predictions = [0.0, 10.0, 200.0, math.inf]
     jobs = [(request(i, 0.1 * i, predicted=draws.choice(predictions)), draws.choice([5, 200, 600])) for i in range(25)]
@@ -184,7 +184,7 @@ def windowed():
     return made
 
 
-def test_a_window_that_is_over_makes_room_for_who_waits():
+def test_an_expired_window_makes_room_for_a_waiting_request():
     made = windowed()
     made.offer(0.1, request(2, 0.1, predicted=10))
     assert not made.schedule(0.1), "not before its end"
@@ -196,7 +196,7 @@ def test_a_window_that_is_over_makes_room_for_who_waits():
     assert sent(made.schedule(0.4)) == [2]
 
 
-def test_a_window_goes_on_where_nobody_waits():
+def test_a_window_continues_where_no_request_waits():
     made = windowed()
     made.on_progress(0.3, 1, 50)
     assert not made.schedule(0.3)

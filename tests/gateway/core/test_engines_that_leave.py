@@ -21,7 +21,7 @@ def passed_on(made, now_s, *, address, cap=9, others=()):
     made.workers(now_s, [worker(OLD, cap=cap, epoch=1, address=address), leaving, *others])
 
 
-def test_who_failed_at_an_engine_does_not_avoid_its_successor():
+def test_a_request_that_failed_at_an_engine_does_not_avoid_its_successor():
     made = scheduler("fcfs", workers=[worker(OLD, cap=9, address="p"), worker("other", cap=1)])
     assert placed(made, 0.0, request(0, prompt_tokens=5000)) == OLD
     assert placed(made, 0.0, request(1)) == "other"
@@ -54,18 +54,18 @@ def learned():
 
 
 @pytest.mark.parametrize("address", ["p", "q"])
-def test_what_was_learned_of_an_engine_is_kept_under_another_key_and_forgotten_of_another_engine(address):
+def test_what_was_learned_of_an_engine_survives_a_new_key_but_not_a_new_engine(address):
     made = learned()
     before = next(one for one in made.worker_pool if one.name == OLD)
     price, speed = before.cost.recompute_steps(100, 1), before.throughput.tokens_per_s
     passed_on(made, 400.0, address=address, cap=2)
     now = next(one for one in made.worker_pool if one.name == OLD)
-    kept = (now.cost.recompute_steps(100, 1), now.throughput.tokens_per_s) == (price, speed)
+    retained = (now.cost.recompute_steps(100, 1), now.throughput.tokens_per_s) == (price, speed)
     assert now is not before
-    assert kept is (address == "p")
+    assert retained is (address == "p")
 
 
-def test_who_leaves_and_who_comes_at_one_place_have_its_seats_together():
+def test_a_leaving_and_a_new_worker_at_one_address_share_its_slots():
     made = learned()
     made.offer(400.0, request(100, 400.0))
     made.schedule(400.0)

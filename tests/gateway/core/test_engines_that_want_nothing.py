@@ -7,7 +7,7 @@ from scheduler_worlds import request, scheduler, sent, worker
 
 
 @pytest.mark.parametrize(("wanted_s", "constrained_latency_s"), [(1.5, 1.5), (60.0, 2.0)])
-def test_a_full_engine_gets_nothing_as_long_as_it_said_and_two_seconds_at_most(wanted_s, constrained_latency_s):
+def test_a_full_engine_gets_nothing_for_the_stated_time_and_two_seconds_at_most(wanted_s, constrained_latency_s):
     made = scheduler("fcfs", workers=[worker("a", cap=4), worker("b", cap=4)])
     made.offer(0.0, request(1))
     ((one, full),) = made.schedule(0.0).assign
@@ -21,7 +21,7 @@ def test_a_full_engine_gets_nothing_as_long_as_it_said_and_two_seconds_at_most(w
     assert made.schedule(1.0 + constrained_latency_s).assign == ((5, full),)
 
 
-def test_who_says_nothing_is_asked_again_soon():
+def test_a_full_engine_without_a_retry_time_is_retried_soon():
     made = scheduler("fcfs")
     made.offer(0.0, request(1))
     made.schedule(0.0)

@@ -14,14 +14,14 @@ from lengthwise.gateway.config import Order
 from lengthwise.gateway.core.queue import Deadlines
 
 
-def kept(thing, seen=None):
+def retained(thing, seen=None):
     """How many items the containers that an object holds have in all, outside of classes and modules."""
     seen = set() if seen is None else seen
     if id(thing) in seen or isinstance(thing, type | types.ModuleType | types.FunctionType | Order):
         return 0
     seen.add(id(thing))
     size = len(thing) if hasattr(thing, "__len__") and not isinstance(thing, str) else 0
-    return size + sum(kept(one, seen) for one in gc.get_referents(thing))
+    return size + sum(retained(one, seen) for one in gc.get_referents(thing))
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_nothing_is_left_of_a_hundred_thousand_requests(mode):
                 made.left(now_s, one)
             running = []
         if number in (20_000, 99_999):
-            sizes.append((kept(made), sys.getsizeof(made.entries)))
+            sizes.append((retained(made), sys.getsizeof(made.entries)))
     assert sizes[1][0] <= 1.2 * sizes[0][0] + 3000
     assert made.statistics(now_s).waiting < 50
 

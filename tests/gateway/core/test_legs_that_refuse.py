@@ -22,7 +22,7 @@ def two_long_and_a_short_one(**order):
     return made
 
 
-def test_another_one_is_asked_where_the_first_cannot_be_cut():
+def test_another_request_is_preempted_where_the_first_cannot_be():
     made = two_long_and_a_short_one()
     assert not made.schedule(1.5)
     made.mark_nonpreemptible(2.0, 1)
@@ -32,7 +32,7 @@ def test_another_one_is_asked_where_the_first_cannot_be_cut():
     assert sent(made.schedule(2.1)) == [7]
 
 
-def test_it_counts_as_no_cut_and_is_not_asked_again_where_it_is():
+def test_a_refused_preemption_is_not_counted_and_not_repeated_at_that_worker():
     made = two_long_and_a_short_one(max_preemptions=1)
     made.mark_nonpreemptible(2.0, 1)
     made.mark_nonpreemptible(2.0, 0)
@@ -55,7 +55,7 @@ def test_a_cut_in_vain_gives_its_share_of_the_cap_back():
     assert made.schedule(1.02).preempt == (0,)
 
 
-def test_nothing_happens_to_who_is_not_at_a_worker():
+def test_nothing_happens_to_a_request_that_is_not_at_a_worker():
     made = two_long_and_a_short_one()
     made.mark_nonpreemptible(1.0, 7)
     made.mark_nonpreemptible(1.0, 99)

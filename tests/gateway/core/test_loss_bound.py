@@ -47,7 +47,7 @@ def ends_s(traffic, mode, places, predictor, max_wait_s):
     return [job.finished_s for job in world.jobs.values()], made.statistics(world.now_s).preemptions
 
 
-def most_s(places, cuts):
+def max_s(places, cuts):
     longest_s = LONGEST * TOKEN_S
     return MAX_WAIT_S + longest_s * (1 + 2 * (places - 1) / places) + 2 * cuts * TOKEN_S
 
@@ -57,7 +57,7 @@ def most_s(places, cuts):
 def test_no_predictor_costs_anybody_more_than_the_bound(traffic, mode, places, name):
     bare, _ = ends_s(traffic, "fcfs", places, PREDICTORS[name], MAX_WAIT_S)
     ordered, cuts = ends_s(traffic, mode, places, PREDICTORS[name], MAX_WAIT_S)
-    most = most_s(places, cuts)
+    most = max_s(places, cuts)
     assert all(one <= other + most + 1e-6 for one, other in zip(ordered, bare, strict=True))
 
 
@@ -69,4 +69,4 @@ def test_without_max_wait_an_adversary_costs_more_than_that(mode):
     bare, _ = ends_s(traffic, "fcfs", 1, adversary, math.inf)
     for max_wait_s, holds in ((MAX_WAIT_S, True), (math.inf, False)):
         ordered, cuts = ends_s(traffic, mode, 1, adversary, max_wait_s)
-        assert (max(b - a for a, b in zip(bare, ordered, strict=True)) <= most_s(1, cuts)) is holds
+        assert (max(b - a for a, b in zip(bare, ordered, strict=True)) <= max_s(1, cuts)) is holds

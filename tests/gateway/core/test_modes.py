@@ -16,14 +16,14 @@ from lengthwise.gateway.scheduling import Signals, WorkerState
 
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority", "engine-plugin"])
-def test_nothing_is_held_back_where_the_engine_orders(mode):
+def test_no_request_is_held_back_where_the_engine_orders(mode):
     made = scheduler(
         mode, workers=[WorkerState("w", ("m",), slots=2, kv_tokens=50)], dispatch=Dispatch(max_concurrency=100)
     )
     for i in range(1000):
         made.offer(0.0, request(i))
     assert sent(made.schedule(0.0)) == list(range(1000))
-    assert made.statistics(0.0).workers[0].cap is None
+    assert made.statistics(0.0).workers[0].limit is None
 
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority", "engine-plugin"])
@@ -34,16 +34,16 @@ def test_what_an_engine_is_to_be_sent_at_most_holds_in_every_mode(mode):
     assert sent(made.schedule(0.0)) == [0, 1, 2, 3]
     made.left(1.0, 2)
     assert sent(made.schedule(1.0)) == [4], "the others in order of arrival"
-    assert made.statistics(1.0).workers[0].cap == 4
+    assert made.statistics(1.0).workers[0].limit == 4
 
 
 def test_priorities_for_engines_go_by_class_then_by_predicted_length():
     made = scheduler("engine-priority")
-    asked = [
+    requested = [
         request(i, priority=priority, predicted=predicted)
         for i, (priority, predicted) in enumerate(itertools.product([-5000, -1, 0, 3, 5000], [0, 9, 1e5, 1e99]))
     ]
-    values = [made.engine_priority(one) for one in asked]
+    values = [made.engine_priority(one) for one in requested]
     assert values == sorted(values)
     assert len(set(values)) == len(values)
     assert all(isinstance(one, int) and -(2**31) <= one < 2**31 for one in values)
@@ -115,7 +115,7 @@ def test_members_that_leave_do_not_hold_their_batch_up():
 
 
 @pytest.mark.parametrize(("long", "first"), [(100, 2), (1000, 3)])
-def test_ranks_that_change_with_time_are_taken_anew(long, first):
+def test_ranks_that_change_with_time_are_recomputed(long, first):
     """Highest response ratio: a long one that waited long enough goes before a short newcomer, not else."""
     made = scheduler("srtf", rank="hrrn", max_wait_s=math.inf)
     made.offer(0.0, request(1, predicted=1))
@@ -126,14 +126,14 @@ def test_ranks_that_change_with_time_are_taken_anew(long, first):
     assert sent(made.schedule(51.0)) == [first]
 
 
-def test_ranked_anew_equal_ones_keep_the_order_of_arrival():
+def test_equal_ranks_keep_the_order_of_arrival_after_reranking():
     draws = random.Random(2)
     made = scheduler("srtf", rank="hrrn", workers=[])
-    asked = [request(i, draws.choice([1.0, 2.0, 3.0]), predicted=draws.choice([5, 9])) for i in range(300)]
-    for one in asked:
+    requested = [request(i, draws.choice([1.0, 2.0, 3.0]), predicted=draws.choice([5, 9])) for i in range(300)]
+    for one in requested:
         made.offer(3.0, one)
     made.queue.rerank(4.0)
-    in_turn = sorted(asked, key=lambda q: (q.length_prediction.total_tokens, q.arrival_s, q.id))
+    in_turn = sorted(requested, key=lambda q: (q.length_prediction.total_tokens, q.arrival_s, q.id))
     assert [made.position(q.id) for q in in_turn] == list(range(300))
 
 
@@ -206,7 +206,7 @@ def test_decisions_look_at_predicted_lengths_alone(mode):
     assert log(1) == log(3) != []
 
 
-def test_a_worker_that_came_back_is_served_anew():
+def test_a_restarted_worker_is_served_again():
     made = scheduler("fcfs", workers=[worker(cap=2)])
     for i in range(3):
         made.offer(0.0, request(i))
@@ -219,9 +219,9 @@ def test_a_worker_that_came_back_is_served_anew():
     assert made.workers(2.0, []) == (0, 2)
 
 
-def test_signals_and_numbers_are_told():
-    told = WorkerState("w", ("m",), in_flight=1, tokens_per_s=50.0, signals=Signals(waiting=2.0, at_s=1.0))
-    made = scheduler("fcfs", workers=[told])
+def test_signals_and_statistics_are_reported():
+    reported = WorkerState("w", ("m",), concurrency=1, tokens_per_s=50.0, signals=Signals(waiting=2.0, at_s=1.0))
+    made = scheduler("fcfs", workers=[reported])
     for i in range(3):
         made.offer(0.0, request(i, predicted=100, prompt_tokens=0, body_bytes=7))
     made.schedule(0.0)
@@ -243,7 +243,7 @@ def test_throughput_is_measured_from_the_tokens_that_come():
     assert made.statistics(4.0).predicted_wait_s == pytest.approx((500 + 500 - 156) / 40, rel=0.05)
 
 
-def test_unknown_names_are_told_at_the_start():
+def test_unknown_names_are_reported_at_the_start():
     from lengthwise.gateway.config import Admission, Order
     from lengthwise.schema.errors import UnknownNameError
 

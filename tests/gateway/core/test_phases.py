@@ -28,8 +28,8 @@ def test_an_engine_sees_exactly_the_phases_of_the_schedule(prefill_batch, decode
     cycles = world.batches["w"].cycles
     saturated = cycles[: 120 // prefill_batch]
     assert set(saturated) == {(prefill_batch, decode_steps)}
-    told = [(one.prefill_batch, one.decode_steps) for one in world.phases if one.cause == "steps"]
-    assert set(told[: len(saturated)]) == {(prefill_batch, decode_steps)}
+    reported = [(one.prefill_batch, one.decode_steps) for one in world.phases if one.cause == "steps"]
+    assert set(reported[: len(saturated)]) == {(prefill_batch, decode_steps)}
 
 
 @pytest.mark.parametrize(("seed", "prompt_s"), [(0, 0.0), (1, 0.0), (2, 0.001), (3, 0.001)])
@@ -72,7 +72,7 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     assert (phase.cause, phase.prefill_batch, phase.remaining_batch) == ("idle", 2, 0)
 
 
-def test_who_comes_while_nobody_has_spoken_joins_the_prefill():
+def test_a_request_that_arrives_before_the_first_token_joins_the_prefill():
     made = phased(schedule(3, 4))
     made.offer(0.0, request(1, 0.0))
     assert sent(made.schedule(0.0)) == [1]
@@ -97,7 +97,7 @@ def test_each_engine_keeps_its_own_phases():
 
 
 def test_the_engine_has_never_more_than_the_schedule_lets_it():
-    phases = schedule(6, 5, max_in_flight=13)
+    phases = schedule(6, 5, max_requests=13)
     world = PhaseWorld(phases, outputs(200, 4, low=20, high=60), loop=60).run()
     assert world.most["w"] == 13
     assert not world.unserved
@@ -106,7 +106,7 @@ def test_the_engine_has_never_more_than_the_schedule_lets_it():
 def test_the_high_end_of_the_decode_batch_is_a_bound():
     phases = Phases(8, 5, decode_batch=20.0, mean_prompt_tokens=50.0, threshold=0.1)
     world = PhaseWorld(phases, outputs(300, 4, low=10, high=60), loop=100).run()
-    assert phases.high == 30
+    assert phases.request_limit == 30
     assert world.most["w"] <= 30
     assert not world.unserved
 
@@ -128,7 +128,7 @@ def test_a_stream_that_stalls_later_does_not_hold_phases_for_ever():
     assert len(stepped(made, silent={1: 6}, steps=60)) >= 3
 
 
-def test_a_lost_worker_gives_back_whom_it_had_and_begins_anew():
+def test_a_lost_worker_returns_its_requests_and_starts_again():
     made = phased(schedule(2, 50))
     for number in range(4):
         made.offer(0.0, request(number, 0.0))
@@ -164,7 +164,7 @@ def test_another_schedule_holds_from_the_next_phase_on():
     assert sent(made.schedule(1.0)) == [3, 4]
 
 
-def test_another_schedule_holds_at_once_where_nobody_is_there():
+def test_another_schedule_applies_at_once_to_an_idle_engine():
     made = phased(schedule(1, 8))
     told_another(made, 0.0, schedule(3, 5))
     for number in range(6):
@@ -172,12 +172,12 @@ def test_another_schedule_holds_at_once_where_nobody_is_there():
     assert sent(made.schedule(0.0)) == [0, 1, 2]
 
 
-def test_fewer_seats_than_are_taken_are_kept_from_the_next_phase_on():
-    phases = schedule(6, 5, max_in_flight=24)
+def test_a_lower_slot_limit_applies_from_the_next_phase_on():
+    phases = schedule(6, 5, max_requests=24)
     world = PhaseWorld(phases, outputs(300, 4, low=20, high=60), loop=60)
     world.run(until_s=8.0)
     assert world.most["w"] == 24
-    told_another(world.scheduler, world.now_s, schedule(4, 5, max_in_flight=10))
+    told_another(world.scheduler, world.now_s, schedule(4, 5, max_requests=10))
     world.run(until_s=20.0)
     world.most["w"] = 0
     world.run()
@@ -197,11 +197,11 @@ def test_prompts_of_a_prefill_stay_near_their_mean():
     prompts = np.clip(dice.gamma(1.0, 200.0, 300), 1, 2000)
     mean, threshold = float(prompts.mean()), 0.15
     world = PhaseWorld(
-        Phases(10, 5, 30.0, mean, threshold, max_in_flight=400), jobs_of(prompts), loop=150,
+        Phases(10, 5, 30.0, mean, threshold, max_requests=400), jobs_of(prompts), loop=150,
         limits=Limits(512, 1 << 20, num_blocks=1 << 16),
     ).run()  # fmt: skip
     fixed = PhaseWorld(
-        Phases(10, 5, max_in_flight=400), jobs_of(prompts), loop=150,
+        Phases(10, 5, max_requests=400), jobs_of(prompts), loop=150,
         limits=Limits(512, 1 << 20, num_blocks=1 << 16),
     ).run()  # fmt: skip
     sums, plain = ([one.prompt_tokens for one in w.phases[2:15]] for w in (world, fixed))
@@ -278,7 +278,7 @@ def lives(draw):
 
 @settings(max_examples=60)
 @given(lives(), st.integers(1, 6), st.integers(1, 12), st.sampled_from([None, 0.1]), st.booleans())
-def test_everybody_is_served_whatever_stalls_leaves_or_dies(life, prefill_batch, decode_steps, threshold, tight):
+def test_every_request_is_served_whatever_stalls_leaves_or_dies(life, prefill_batch, decode_steps, threshold, tight):
     """The law of liveness, with no bound on waiting to help."""
     jobs, deaths = life
     phases = Phases(prefill_batch, decode_steps, 3.0 * prefill_batch, 200.0, threshold)
@@ -289,8 +289,8 @@ def test_everybody_is_served_whatever_stalls_leaves_or_dies(life, prefill_batch,
     world.run()
     assert not world.unserved
     assert all(worker.in_flight == 0 for worker in world.scheduler.statistics(world.now_s).workers)
-    if phases.high is not None:
-        assert max(world.most.values()) <= phases.high
+    if phases.request_limit is not None:
+        assert max(world.most.values()) <= phases.request_limit
 
 
 @settings(max_examples=25)
@@ -310,11 +310,11 @@ def test_a_wait_in_phases_is_bounded_as_in_any_mode(jobs, cap, decode_steps):
     world = World(made, jobs, [worker(cap=cap)], token_s=0.01).run()
     for job in world.jobs.values():
         before = sum(1 for other in world.jobs.values() if other.request.id < job.request.id)
-        most_s = MAX_WAIT_S + 300 * 0.01 * (1 + math.ceil(before / cap))
-        assert job.sent_s[0] - job.request.arrival_s <= most_s + 1e-9
+        max_s = MAX_WAIT_S + 300 * 0.01 * (1 + math.ceil(before / cap))
+        assert job.sent_s[0] - job.request.arrival_s <= max_s + 1e-9
 
 
-def test_who_has_waited_too_long_is_sent_in_the_midst_of_a_phase():
+def test_an_overdue_request_is_sent_in_the_middle_of_a_phase():
     made = phased(schedule(1, 1000), max_wait_s=2.0)
     for number in range(3):
         made.offer(0.0, request(number, 0.0))

@@ -54,9 +54,9 @@ def test_a_known_beginning_is_followed_while_it_is_worth_more_than_balance(behin
     made.left(0.3, 1)
     made.offer(0.3, request(3, predicted=5000))
     assert made.schedule(0.3).assign == ((3, "a"),)
-    asked = request(4, **begins(SYSTEM + "and who?", 1002))
-    assert place(made, 0.4, asked) == to
-    assert asked.dispatch.cached_tokens == (pytest.approx(0.87 * 1000, rel=0.05) if to == "b" else 0)
+    requested = request(4, **begins(SYSTEM + "and who?", 1002))
+    assert place(made, 0.4, requested) == to
+    assert requested.dispatch.cached_tokens == (pytest.approx(0.87 * 1000, rel=0.05) if to == "b" else 0)
 
 
 @pytest.mark.parametrize("change", ["affinity", "tenant", "model", "prefixes"])
@@ -64,11 +64,11 @@ def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_count
     made = two(**{"affinity": 0.0} if change == "affinity" else {})
     warmed(made)
     metadata = {"tenant": {"tenant": 1}, "model": {"model": "n"}}.get(change, {})
-    asked = request(1, **begins(SYSTEM, 1000, **metadata))
+    requested = request(1, **begins(SYSTEM, 1000, **metadata))
     if change == "prefixes":
-        asked.prefix = EMPTY
-    assert place(made, 0.2, asked) == "a"
-    assert asked.dispatch.cached_tokens == 0
+        requested.prefix = EMPTY
+    assert place(made, 0.2, requested) == "a"
+    assert requested.dispatch.cached_tokens == 0
     same = request(2, **begins(SYSTEM, 1000))
     assert place(two(), 0.3, same) == "a", "nobody has it: the first of equals"
 
@@ -83,11 +83,11 @@ def test_what_a_worker_had_is_forgotten_with_it(status):
     if status == "down for a moment":
         made.workers(0.2, [states[0], worker("b", cap=9, up=False)])
     made.workers(0.3, states)
-    kept = status in ("stays", "down for a moment")
-    assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == ("b" if kept else "a")
+    retained = status in ("stays", "down for a moment")
+    assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == ("b" if retained else "a")
 
 
-def test_a_worker_under_another_name_keeps_its_cache():
+def test_a_renamed_worker_keeps_its_cache():
     made = two()
     warmed(made)
     made.workers(0.2, [worker("a", cap=9), worker("c", cap=9, renamed_from="b")])
@@ -114,7 +114,7 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, a
     sessions, entry = Sessions(), Entry(request(1, session="s" * has_session, **begins(text, tokens[text])))
     entry.update_remaining()
     for number, (speed, work, sent, prompt_s) in enumerate(active):
-        one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), passthrough=False)
+        one = Worker(WorkerState(f"w{number}", ("m",), concurrency=9), Dispatch(), passthrough=False)
         one.throughput.tokens_per_s, one.work = speed, work
         for step in range(40):
             one.cost.add_start(10 * step, prompt_s * 10 * step, uncached=True)
@@ -158,7 +158,7 @@ def test_what_is_remembered_is_bounded_and_never_more_than_the_prompt(report, mo
         assert max_tokens is None or cached.tokens <= max_tokens
 
 
-def test_what_is_used_longest_ago_goes_first_and_the_deep_before_the_shared():
+def test_the_least_recently_used_is_evicted_first_and_deep_before_shared_blocks():
     cached, shared = PrefixCache(10), "s" * 256
     first, second = (PRINTS.of_text(shared + c * 256 * 5, 600, model="m") for c in "ab")
     cached.insert(first)
@@ -177,10 +177,10 @@ def test_all_workers_together_remember_so_many_bytes_at_most():
     cached = PrefixCache(2_000)
     for number in range(400):
         cached.insert(PRINTS.of_text(f"{number:04}" * 1000, 1000, model="m"))
-    held, _ = tracemalloc.get_traced_memory()
+    in_use, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(cached) == 2_000
-    assert held / len(cached) < 300, "so the whole takes below 40 MB"
+    assert in_use / len(cached) < 300, "so the whole takes below 40 MB"
 
 
 def test_beginnings_are_alike_as_far_as_the_prompts_are():
@@ -192,17 +192,17 @@ def test_beginnings_are_alike_as_far_as_the_prompts_are():
     assert len(set(one.keys) | set(other.keys)) == 2 * len(one.keys) - alike
 
 
-def test_a_hash_says_nothing_without_the_secret():
+def test_a_hash_reveals_nothing_without_the_secret():
     text = "a secret text " * 100
-    mine = PRINTS.of_text(text, 300, model="m")
+    own = PRINTS.of_text(text, 300, model="m")
     others = [
         PrefixHasher().of_text(text, 300, model="m"),
         PRINTS.of_text(text, 300, model="m2"),
         PRINTS.of_text(text, 300, model="m", tenant=1),
         PRINTS.of_ids([ord(c) for c in text], model="m"),
     ]
-    assert all(not set(mine.keys) & set(other.keys) for other in others)
-    assert PRINTS.of_text(text, 300, model="m") == mine
+    assert all(not set(own.keys) & set(other.keys) for other in others)
+    assert PRINTS.of_text(text, 300, model="m") == own
     assert PromptPrefix.__slots__ == ("keys", "block_tokens")
 
 
@@ -216,14 +216,14 @@ def test_token_ids_are_compared_as_they_are():
     assert PRINTS.of_ids(ids[:63], model="m") == EMPTY
 
 
-def test_ids_whose_python_hashes_are_alike_are_not_and_each_secret_makes_others_of_them():
+def test_ids_with_equal_python_hashes_get_different_keys_and_each_secret_changes_them():
     ids = list(range(1, 129))
-    mine = PRINTS.of_ids(ids, model="m").keys
-    assert len(mine) == 2
+    own = PRINTS.of_ids(ids, model="m").keys
+    assert len(own) == 2
     alike = [one + 2**61 - 1 for one in ids]
     assert hash(tuple(alike)) == hash(tuple(ids))
-    assert not set(PRINTS.of_ids(alike, model="m").keys) & set(mine)
-    assert not set(PrefixHasher(b"another secret").of_ids(ids, model="m").keys) & set(mine)
+    assert not set(PRINTS.of_ids(alike, model="m").keys) & set(own)
+    assert not set(PrefixHasher(b"another secret").of_ids(ids, model="m").keys) & set(own)
 
 
 def test_any_text_has_prints_and_ids_of_no_engine_are_never_taken_for_others():
@@ -250,7 +250,7 @@ def test_a_prompt_token_costs_what_starts_without_a_cache_have_shown():
     assert alike.prefill_s() is None, "prompts of one length do not tell what a token costs"
 
 
-def test_starts_tell_a_worker_what_a_prompt_costs_and_those_from_its_cache_do_not():
+def test_starts_reveal_the_cost_of_a_prompt_to_a_worker_but_cached_starts_do_not():
     """20 ms a start and 2 ms a token; what is cached costs nothing."""
     made, now_s = scheduler("fcfs", workers=[worker(cap=1)]), 0.0
     for number in range(60):

@@ -35,7 +35,7 @@ def test_until_enough_was_seen_a_prompt_token_counts_a_tenth_of_an_output_token(
     assert price.recompute_steps(200, 4) == 200 * PREFILL_WEIGHT / 4
 
 
-def test_what_is_computed_again_is_taken_from_the_batch_and_the_way_from_one_seat():
+def test_recomputation_is_charged_to_the_batch_and_the_delay_to_one_slot():
     price = learned(way_s=0.03, prompt_s=0.0005, back_s=0.02)
     assert price.recompute_steps(100, 1) == pytest.approx((0.03 + 0.02 + 100 * 0.0005) / STEP_S)
     assert price.recompute_steps(100, 5) == pytest.approx(((0.03 + 0.02) / 5 + 100 * 0.0005) / STEP_S)
@@ -50,7 +50,7 @@ def test_a_client_that_takes_its_stream_slowly_makes_no_cut_cheap():
     assert price.recompute_steps(10, 1) > 0.8 * before
 
 
-def test_a_stream_whose_first_tokens_come_all_at_once_does_not_make_silence_free():
+def test_a_stream_whose_first_tokens_arrive_at_once_does_not_make_restarts_free():
     """Told in one tick of the loop, they are no time apart; what comes later is."""
     price = PreemptionCost()
     for context in range(10, 210, 10):
@@ -82,7 +82,7 @@ def far_engine(way_s):
 
 
 @pytest.mark.parametrize(("way_s", "cut"), [(0.001, (100,)), (2.0, ())])
-def test_a_cut_is_made_where_it_pays_for_the_way_there(way_s, cut):
+def test_a_preemption_is_made_where_it_pays_for_the_delay(way_s, cut):
     """300 tokens are saved: 3 s; both who wait are delayed by the way, and so is who was cut."""
     made = far_engine(way_s)
     made.offer(1000.0, request(100, 1000.0, predicted=400))
@@ -108,9 +108,7 @@ def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(preemption):
 
 @pytest.mark.parametrize("preemption", ["by_rank", "worth(factor=1)"])
 @pytest.mark.parametrize(("max_num_seqs", "cut"), [(1, True), (4, False)])
-def test_nobody_is_cut_where_a_place_comes_free_by_itself_sooner_than_it_would_be_given_back(
-    max_num_seqs, cut, preemption
-):
+def test_no_request_is_preempted_where_a_slot_becomes_free_sooner_by_itself(max_num_seqs, cut, preemption):
     """Of four that are to make 100 more one is done after about 25; the one that waits would take 40."""
     made = scheduler("isrtf", preemption=preemption, workers=[worker(cap=max_num_seqs)])
     for i in range(max_num_seqs):
@@ -134,9 +132,9 @@ SEEDS = range(3)
 def over_fcfs(engine, load, cap, **order):
     """Mean JCT over that of first come, first served, over some seeds; and all cuts."""
     costs, traffic = engine
-    told = {"costs": costs, "cap": cap, "count": 60, **traffic}
-    bare = [mean_s("fcfs", seed, load, **told)[0] for seed in SEEDS]
-    runs = [mean_s("isrtf", seed, load, **told, **order) for seed in SEEDS]
+    reported = {"costs": costs, "cap": cap, "count": 60, **traffic}
+    bare = [mean_s("fcfs", seed, load, **reported)[0] for seed in SEEDS]
+    runs = [mean_s("isrtf", seed, load, **reported, **order) for seed in SEEDS]
     return sum(one[0] for one in runs) / sum(bare), sum(one[2] for one in runs)
 
 

@@ -32,7 +32,7 @@ def mean_interval(values, batches=20):
     return float(np.mean(means)), 3 * float(np.std(means, ddof=1)) / math.sqrt(batches)
 
 
-def test_first_come_first_served_waits_as_pollaczek_and_khinchine_say():
+def test_first_come_first_served_waits_match_pollaczek_khinchine():
     jobs, _, _ = served("fcfs", n=8000, load=0.6)
     p = 1 / 40  # of the geometric law: E[X^2] = (2 - p) / p^2
     rate = 0.6 / (40 * TOKEN_S)
@@ -42,7 +42,7 @@ def test_first_come_first_served_waits_as_pollaczek_and_khinchine_say():
     assert mean_s == pytest.approx(expected_s, abs=margin_s)
 
 
-def test_shortest_first_waits_as_phipps_says():
+def test_shortest_first_waits_match_phipps():
     """M/G/1 shortest job first without preemption: integral over classes (Phipps 1956), for a geometric law."""
     jobs, _, _ = served("srtf", n=8000, load=0.7)
     sizes = np.arange(1, 2000)

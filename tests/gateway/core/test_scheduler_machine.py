@@ -120,9 +120,9 @@ class Obvious(RuleBasedStateMachine):
 
     def waits(self, one):
         q = self.requests[one]
-        there = {self.requests[other].client.tenant for other in self.queued_s}
-        if q.client.tenant not in there:
-            level = min((self.served.get(t, 0.0) for t in there), default=self.level)
+        present = {self.requests[other].client.tenant for other in self.queued_s}
+        if q.client.tenant not in present:
+            level = min((self.served.get(t, 0.0) for t in present), default=self.level)
             self.served[q.client.tenant] = max(self.served.get(q.client.tenant, 0.0), level)
         self.queued_s[one] = self.now_s
 
@@ -245,16 +245,16 @@ class Obvious(RuleBasedStateMachine):
 
     @invariant()
     def numbers_add_up(self):
-        told = self.scheduler.statistics(self.now_s)
-        assert told.waiting == len(self.queued_s)
-        assert told.running == len(self.running)
-        assert {w.name: w.in_flight for w in told.workers} == {
+        reported = self.scheduler.statistics(self.now_s)
+        assert reported.waiting == len(self.queued_s)
+        assert reported.running == len(self.running)
+        assert {w.name: w.in_flight for w in reported.workers} == {
             name: sum(at == name for at in self.running.values()) for name in NAMES
         }
         left = [
             max(1.0, self.predicted(q) - q.generated_tokens) for one, q in self.requests.items() if one not in self.lost
         ]
-        assert abs(told.backlog_tokens - sum(left)) <= 1e-6 * (1 + sum(left))
+        assert abs(reported.backlog_tokens - sum(left)) <= 1e-6 * (1 + sum(left))
 
     @invariant()
     def places_are_those_of_sorting(self):

@@ -100,7 +100,7 @@ class Fair(Bounded):
 
 @settings(max_examples=30)
 @given(floods(), MODES, st.integers(1, 3), st.sampled_from(["none", "vtc"]))
-def test_who_has_waited_too_long_is_passed_by_nobody_who_has_not(jobs, mode, cap, fairness):
+def test_an_overdue_request_is_passed_only_by_overdue_ones(jobs, mode, cap, fairness):
     made = scheduler(mode, max_wait_s=MAX_WAIT_S, fairness=fairness, preemption="by_rank", batch_wait_s=1.0)
     world = (Fair if fairness == "vtc" else Watched)(made, jobs, [worker(cap=cap)]).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values()), "everybody ends"
@@ -117,8 +117,8 @@ def test_a_wait_is_bounded_by_those_overdue_before(jobs, mode, cap):
         if len(job.sent_s) == 1:
             before = sum(1 for other in world.jobs.values() if other.request.id < q.id)
             longest_s = 300 * 0.01
-            most_s = MAX_WAIT_S + longest_s * (1 + math.ceil(before / cap))
-            assert job.sent_s[0] - q.arrival_s <= most_s + 1e-9
+            max_s = MAX_WAIT_S + longest_s * (1 + math.ceil(before / cap))
+            assert job.sent_s[0] - q.arrival_s <= max_s + 1e-9
 
 
 LENGTHS = st.sampled_from([1, 20, 300])
@@ -132,7 +132,7 @@ COST_S = 0.01 / 2  # of one unit of service, an output token being two
     st.floats(0.0, 5.0),
     st.sampled_from(["srtf", "isrtf", "fcfs"]),
 )
-def test_with_fairness_a_wait_is_bounded_by_what_the_tenant_has_asked_for(own, flood, from_s, mode):
+def test_with_fairness_a_wait_is_bounded_by_the_tokens_that_the_tenant_requested(own, flood, from_s, mode):
     """Not by what others have queued: each gets as much as the tenant itself, and a request more."""
     jobs = [(request(i, 0.0, predicted=tokens, tenant=tenant), tokens) for i, (tenant, tokens) in enumerate(flood)]
     jobs += [(request(100 + i, from_s, predicted=tokens, tenant=3), tokens) for i, tokens in enumerate(own)]
@@ -186,7 +186,7 @@ def test_a_wait_is_summed_over_all_stays():
     assert long.dispatch.queued_for_s == 10.0
 
 
-def test_one_that_fits_nowhere_yet_keeps_its_worker_for_itself():
+def test_a_request_that_fits_nowhere_yet_reserves_its_worker():
     """Small ones cannot slip past a large one that waits for the cache of a worker, overdue or not."""
     made = scheduler("srtf", max_wait_s=2.0, workers=[worker(cap=4, kv_tokens=1000)])
     made.offer(0.0, request(1, predicted=700))

@@ -69,11 +69,11 @@ def engine_that_queues(mode, *, report):
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority"])
 @pytest.mark.parametrize("report", [(0.0, 3.0), (None, None)])
-def test_what_waits_in_an_engine_of_its_own_order_does_not_tell_what_a_prompt_costs(mode, report):
+def test_queueing_in_an_engine_with_its_own_order_does_not_reveal_the_prompt_cost(mode, report):
     """The queue is seen a moment after; or nobody tells it, and only who is there alone counts."""
     found_s = engine_that_queues(mode, report=report)
     assert found_s is None or found_s == pytest.approx(0.001, rel=0.05)
 
 
-def test_where_no_queue_is_told_starts_do_tell():
+def test_starts_reveal_the_cost_where_no_queue_is_reported():
     assert engine_that_queues("observe", report=(0.0, 0.0)) == pytest.approx(0.0025, rel=0.05)

@@ -27,7 +27,7 @@ def looked_at():
 
 
 @pytest.mark.parametrize("what", ["tokens", "length_prediction"])
-def test_what_is_told_of_who_runs_is_decided_on_when_the_next_look_is_due(what):
+def test_updates_of_running_requests_are_decided_on_at_the_next_poll(what):
     made = looked_at()
     now_s = 1.0 + POLL_INTERVAL_S / 4
     if what == "tokens":
@@ -64,7 +64,7 @@ def test_a_window_that_is_over_is_decided_on_at_once():
     metadata=st.lists(st.tuples(st.floats(0, 100), st.floats(1, 5000), st.integers(0, 4000)), min_size=1, max_size=8),
     now_s=st.floats(100, 200),
 )
-def test_noted_keys_of_who_runs_are_those_that_the_loop_takes(name, metadata, now_s):
+def test_stored_keys_of_running_requests_match_those_of_the_loop(name, metadata, now_s):
     ranker = Ranker(resolve("rank", name), TenantService())
     running = []
     for number, (arrival_s, predicted, generated) in enumerate(metadata):

@@ -39,22 +39,22 @@ def with_waiting(made, lengths, now_s=1.0, **metadata):
 # -- the whole queue -----------------------------------------------------------------------
 
 
-def test_seats_come_free_as_of_exponential_times():
+def test_slots_become_free_after_exponential_times():
     assert slot_release_tokens([100.0] * 4) == pytest.approx([25, 25 + 100 / 3, 25 + 100 / 3 + 50, 25 + 100 / 3 + 150])
     assert slot_release_tokens([7.0]) == [7.0]
 
 
-def test_one_that_waits_saves_what_is_above_its_own_length_of_the_seat_that_comes_free():
+def test_a_waiting_request_saves_the_slot_time_beyond_its_own_length():
     assert saved_tokens([], 100.0, [(40.0, 40.0)], 100.0) == pytest.approx(60.0)
     assert saved_tokens([100.0] * 3, 100.0, [(20.0, 20.0)], 100.0) == pytest.approx(5.0)
     assert saved_tokens([100.0] * 3, 100.0, [(40.0, 40.0)], 100.0) < 0
 
 
-def test_a_seat_that_is_held_for_thousands_of_steps_is_taken_for_a_long_queue():
+def test_a_slot_occupied_for_thousands_of_steps_is_preempted_for_a_long_queue():
     """The first would gain 3 tokens; all fifty gain a third more seats for as long as they wait."""
-    told = {"workers": [worker(cap=4)], "prompt_tokens": 400}
-    assert with_waiting(running([100, 100, 100, 10_000], **told), [30] * 50) == (3,)
-    assert with_waiting(running([100, 100, 100, 10_000], **told), [30]) == ()
+    reported = {"workers": [worker(cap=4)], "prompt_tokens": 400}
+    assert with_waiting(running([100, 100, 100, 10_000], **reported), [30] * 50) == (3,)
+    assert with_waiting(running([100, 100, 100, 10_000], **reported), [30]) == ()
 
 
 def posterior(median, at_tokens=0):
@@ -76,11 +76,11 @@ def test_a_stream_past_its_prediction_does_not_stop_all_cuts_of_its_model(knows)
 def test_with_heavy_tails_and_a_long_queue_cuts_gain_on_ordering_alone(cap, most):
     """Log-normal lengths of sigma 1.6 at three times what engines serve."""
     costs, traffic = NEAR
-    told = {"costs": costs, "cap": cap, "count": 100, "spread": 1.6, **traffic}
+    reported = {"costs": costs, "cap": cap, "count": 100, "spread": 1.6, **traffic}
     cut = {"preemption": "worth(factor=1)", "preemptions_per_s": math.inf}
     seeds = range(10, 18)
-    with_cuts = [mean_s("isrtf", seed, 3.0, **told, **cut) for seed in seeds]
-    ordered = [mean_s("isrtf", seed, 3.0, **told, preemption="never") for seed in seeds]
+    with_cuts = [mean_s("isrtf", seed, 3.0, **reported, **cut) for seed in seeds]
+    ordered = [mean_s("isrtf", seed, 3.0, **reported, preemption="never") for seed in seeds]
     assert sum(one[2] for one in with_cuts) > len(seeds)
     assert sum(one[0] for one in with_cuts) <= most * sum(one[0] for one in ordered)
 
@@ -118,7 +118,7 @@ LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=6, unique=True)
 
 @settings(max_examples=80)
 @given(LENGTHS, st.lists(st.integers(1, 3000), min_size=1, max_size=20, unique=True), st.integers(1, 800))
-def test_who_waits_gains_more_than_all_lose_wherever_somebody_is_cut(active, waiting, prompt):
+def test_waiting_requests_gain_more_than_all_lose_wherever_one_is_preempted(active, waiting, prompt):
     """The first of them, or all three times as much; and wherever that holds, the longest is cut."""
     assume(not set(active) & set(waiting) and min(waiting) < max(active))
     made = scheduler("isrtf", workers=[worker(cap=len(active))], **(EAGER | {"preemptions_per_s": 1.0}))
@@ -133,7 +133,7 @@ def test_who_waits_gains_more_than_all_lose_wherever_somebody_is_cut(active, wai
     assert cut == ((active.index(max(active)),) if gain > loss else ())
 
 
-def test_who_has_waited_too_long_need_not_gain_as_much():
+def test_an_overdue_request_need_not_gain_as_much():
     made = running([100.0] * 4, workers=[worker(cap=4)], max_wait_s=5.0)
     assert with_waiting(made, [40.0]) == ()
     made.on_progress(6.5, 0, 50)
@@ -154,7 +154,7 @@ def two_models(**order):
     return made
 
 
-def test_a_model_whose_first_finds_nobody_to_cut_holds_up_no_other_model():
+def test_a_model_whose_first_request_finds_none_to_preempt_blocks_no_other_model():
     made = two_models()
     made.offer(1.0, request(2, 1.0, predicted=5, model="A"))
     made.offer(1.0, request(3, 1.0, predicted=10, model="B"))
@@ -180,7 +180,7 @@ def test_a_place_that_is_coming_is_taken_by_its_model_alone():
     assert made.schedule(2.0).preempt == (1,), "the first of all who wait, but of another model"
 
 
-def test_who_avoids_an_engine_leaves_its_seats_to_the_others_of_its_model():
+def test_a_request_that_avoids_an_engine_leaves_its_slots_to_others_of_its_model():
     made = scheduler("isrtf", workers=[worker("a"), worker("b")], **EAGER)
     made.offer(0.0, request(0, predicted=5))
     made.offer(0.0, request(1, predicted=900, resumable=False))

@@ -26,19 +26,19 @@ def built(folder: Path) -> list[Resource]:
 
 
 def _applied(folder: Path, made: list[Resource]) -> list[Resource]:
-    told = _load(folder / "kustomization.yaml")
-    assert set(told) <= KNOWN, set(told) - KNOWN
-    for one in told.get("resources", []):
+    reported = _load(folder / "kustomization.yaml")
+    assert set(reported) <= KNOWN, set(reported) - KNOWN
+    for one in reported.get("resources", []):
         path = folder / one
         made = made + (built(path) if path.is_dir() else _load_all(path))
-    for one in told.get("configMapGenerator", []):
+    for one in reported.get("configMapGenerator", []):
         made = _generated(folder, one, made)
-    for one in told.get("components", []):
+    for one in reported.get("components", []):
         made = _applied(folder / one, made)
-    for one in told.get("patches", []):
+    for one in reported.get("patches", []):
         made = _patched(folder, one, made)
     for one in made:
-        _transformed(told, one)
+        _transformed(reported, one)
     return made
 
 
@@ -59,7 +59,7 @@ def _patched(folder: Path, report: Resource, made: list[Resource]) -> list[Resou
     hit = [_is(one, who["kind"], who["name"]) for one in made]
     assert sum(hit) == 1, who
     change = _merged if isinstance(patch, dict) else _operated
-    return [change(one, patch) if mine else one for one, mine in zip(made, hit, strict=True)]
+    return [change(one, patch) if own else one for one, own in zip(made, hit, strict=True)]
 
 
 def _transformed(report: Resource, one: Resource) -> None:
@@ -92,13 +92,13 @@ def _merged(old: Any, patch: Any, field: str = "") -> Any:
 
 
 def _merged_list(old: list[Any], patch: list[Any], key: str) -> list[Any]:
-    there = {one[key]: one for one in old}
+    present = {one[key]: one for one in old}
     for change in patch:
         if change.get("$patch") == "delete":
-            del there[change[key]]
+            del present[change[key]]
         else:
-            there[change[key]] = _merged(there.get(change[key]), change)
-    return list(there.values())
+            present[change[key]] = _merged(present.get(change[key]), change)
+    return list(present.values())
 
 
 def _operated(old: Resource, patch: list[Resource]) -> Resource:

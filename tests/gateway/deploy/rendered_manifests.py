@@ -60,8 +60,8 @@ def kustomized(name: str) -> list[dict]:
 def kubectl_minor() -> int:
     """The minor version of the kubectl that is here."""
     command = ["kubectl", "version", "--client", "-o", "json"]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    return int(re.sub(r"\D", "", json.loads(told)["clientVersion"]["minor"]))
+    reported = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return int(re.sub(r"\D", "", json.loads(reported)["clientVersion"]["minor"]))
 
 
 def the(name: str, kind: str, called: str) -> dict:

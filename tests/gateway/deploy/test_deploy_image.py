@@ -28,12 +28,12 @@ def test_user_and_cache_are_those_of_the_deployment():
     assert "NUMBA_CPU_NAME=generic" in TEXT  # else its code is good on the builder's CPU alone
 
 
-def test_it_asks_itself_how_it_is():
+def test_the_health_check_uses_an_open_route():
     path = re.search(r"127\.0\.0\.1:8000(/\w+)", TEXT)[1]
     assert route({"path": path, "method": "GET"}).is_open
 
 
-def test_what_is_copied_is_there():
+def test_copied_files_exist():
     for sources in re.findall(r"^COPY (?!--from)(.+)$", TEXT, re.MULTILINE):
         *files, _ = sources.split()
         assert all((ROOT / file).exists() for file in files)
@@ -61,8 +61,8 @@ def test_all_that_is_installed_has_a_hash():
 
 def assert_hashed(requirements: str) -> None:
     """Every requirement is of one version, by hash."""
-    whole = re.sub(r"\\\n", " ", requirements)
-    lines = [line for line in whole.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    complete = re.sub(r"\\\n", " ", requirements)
+    lines = [line for line in complete.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert lines
     assert [line for line in lines if "==" not in line or "--hash=sha256:" not in line] == []
 

@@ -36,7 +36,7 @@ from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.client_request import RequestParser
 
 CLIENTS = "/etc/lengthwise/keys/clients"
-LEAST_FREE_BYTES = 512 << 20
+MIN_FREE_BYTES = 512 << 20
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_ports_agree(name, config_of):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_who_may_ask(name, config_of):
+def test_access_requires_a_key(name, config_of):
     """Keys everywhere but on a laptop, and the engines' own key goes with them."""
     config = config_of(name)
     assert bool(config.keys) == (name != "dev")
@@ -110,12 +110,12 @@ def test_who_may_ask(name, config_of):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_probes_ask_what_the_edge_answers_to_everybody(name):
+def test_probes_use_routes_that_are_open_to_all(name):
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-        asked = container(gateway(name))[kind]["httpGet"]
-        found = route({"path": asked["path"], "method": "GET"})
+        requested = container(gateway(name))[kind]["httpGet"]
+        found = route({"path": requested["path"], "method": "GET"})
         assert found.is_open
-        assert asked["port"] == "http"
+        assert requested["port"] == "http"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -146,8 +146,8 @@ def test_an_engine_is_what_a_plan_writes_for_it(name, config_of):
     d = deploy("llama-3.1-8b", "H100", replicas=2, limits=EngineLimits(max_model_len=8192))
     text = plan.kubernetes_manifest(d, name="engine", token_secret="hugging-face")
     (planned,) = [r for r in yaml.safe_load_all(text) if r["kind"] == "StatefulSet"]
-    ours = copy.deepcopy(the(name, "StatefulSet", "engine"))
-    one, other = container(engine_of(ours)), container(engine_of(planned))
+    own = copy.deepcopy(the(name, "StatefulSet", "engine"))
+    one, other = container(engine_of(own)), container(engine_of(planned))
     other["args"].remove("--no-enable-prefix-caching")
     at = one["args"].index("--generation-config")
     assert one["args"][at : at + 2] == ["--generation-config", "vllm"]
@@ -155,11 +155,11 @@ def test_an_engine_is_what_a_plan_writes_for_it(name, config_of):
     del one["args"][at : at + 2]
     one["env"] = [entry for entry in one["env"] if entry["name"] != "VLLM_API_KEY"]
     assert one == other
-    for template in (engine_of(ours), engine_of(planned)):
+    for template in (engine_of(own), engine_of(planned)):
         template["volumes"] = [volume for volume in template["volumes"] if volume["name"] != "cache"]
-    assert engine_of(ours) == engine_of(planned)
+    assert engine_of(own) == engine_of(planned)
     for key in ("serviceName", "podManagementPolicy", "selector"):
-        assert ours["spec"][key] == planned["spec"][key]
+        assert own["spec"][key] == planned["spec"][key]
 
 
 def engine_of(stateful: dict) -> dict:
@@ -170,10 +170,10 @@ def engine_of(stateful: dict) -> dict:
 def test_pods_are_locked_down(name):
     """As the namespace's restricted level demands; the gateway's root file system is read-only too."""
     for template in pods(name):
-        told = template["spec"]["securityContext"]
-        assert told["runAsNonRoot"] is True
-        assert told["runAsUser"] > 0
-        assert told["seccompProfile"] == {"type": "RuntimeDefault"}
+        reported = template["spec"]["securityContext"]
+        assert reported["runAsNonRoot"] is True
+        assert reported["runAsUser"] > 0
+        assert reported["seccompProfile"] == {"type": "RuntimeDefault"}
         for one in template["spec"]["containers"] + template["spec"].get("initContainers", []):
             assert one["securityContext"]["allowPrivilegeEscalation"] is False
             assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -199,9 +199,9 @@ def test_what_a_gateway_writes_to_can_be_written_to(name):
 def test_memory_holds_the_queue(name, config_of):
     limit = container(gateway(name))["resources"]["limits"]["memory"]
     assert limit.endswith("Mi")
-    held = int(limit[:-2]) << 20
+    in_use = int(limit[:-2]) << 20
     config = config_of(name)
-    assert held >= config.limits.body_budget_bytes + LEAST_FREE_BYTES
+    assert in_use >= config.limits.body_budget_bytes + MIN_FREE_BYTES
     prompt = b"Tell me a joke about it, " * 40_000
     body = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % prompt
     factor = RequestParser(config.limits).parse("chat", body, Caller(None, 0), {}, "r", 0.0).memory_bytes / len(body)
@@ -288,7 +288,7 @@ def test_engines_are_scaled_by_seconds_of_backlog(name):
         assert math.ceil(10_000 / float(wakes["metadata"]["threshold"])) == 1  # it asks for one and no more
 
 
-def test_requests_wait_for_the_first_engine_where_there_may_be_none(config_of):
+def test_requests_wait_for_the_first_engine_with_scale_to_zero(config_of):
     load_s = 600
     assert config_of("scale-to-zero").admission.no_engine_s >= load_s
     assert config_of("base").order == config_of("scale-to-zero").order

@@ -51,7 +51,7 @@ def test_a_misspelt_field_would_be_seen():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_kubectl_makes_of_it_what_is_tested_here(name):
+def test_kubectl_renders_the_resources_that_are_tested(name):
     def by_name(report: list[dict]) -> dict:
         return {(one["kind"], one["metadata"]["name"]): one for one in report}
 
@@ -60,8 +60,8 @@ def test_kubectl_makes_of_it_what_is_tested_here(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_names_are_unique_and_in_one_namespace(name):
-    told = [(r["kind"], r["metadata"]["name"]) for r in resources(name)]
-    assert len(set(told)) == len(told)
+    reported = [(r["kind"], r["metadata"]["name"]) for r in resources(name)]
+    assert len(set(reported)) == len(reported)
     spaces = {r["metadata"].get("namespace") for r in resources(name) if r["kind"] != "Namespace"}
     assert spaces == {the(name, "Namespace", "lengthwise")["metadata"]["name"]}
 

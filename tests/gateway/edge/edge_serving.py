@@ -92,21 +92,21 @@ def plain(client_request):
         "total_tokens": client_request.prompt_tokens + 2,
     }
     chat = client_request.api == "chat"
-    whole = {
+    complete = {
         "id": "c-1",
         "object": "chat.completion" if chat else "text_completion",
         "created": 1,
         "model": client_request.model,
     }
     if not client_request.stream:
-        said = {"message": {"role": "assistant", "content": "Hi there"}} if chat else {"text": "Hi there"}
-        choice = {"index": 0, "finish_reason": "stop", "logprobs": None, **said}
-        return Report([json.dumps(whole | {"choices": [choice], "usage": usage}).encode()])
+        message = {"message": {"role": "assistant", "content": "Hi there"}} if chat else {"text": "Hi there"}
+        choice = {"index": 0, "finish_reason": "stop", "logprobs": None, **message}
+        return Report([json.dumps(complete | {"choices": [choice], "usage": usage}).encode()])
     pieces = []
     for word in ("Hi", " there"):
         part = {"delta": {"content": word}} if chat else {"text": word}
-        event = whole | {
-            "object": whole["object"].replace("completion", "completion.chunk") if chat else whole["object"]
+        event = complete | {
+            "object": complete["object"].replace("completion", "completion.chunk") if chat else complete["object"]
         }
         choice = {"index": 0, "finish_reason": None, "logprobs": None, **part}
         pieces.append(b"data: " + json.dumps(event | {"choices": [choice]}).encode() + b"\n\n")

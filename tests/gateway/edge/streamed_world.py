@@ -41,7 +41,7 @@ def little_room(transport: Any) -> None:
 
 
 @dataclass
-class Telling:
+class Reporting:
     """An engine that tells its numbered events as fast as they are taken, or a pause apart."""
 
     pause_s: float = 0.0
@@ -56,14 +56,14 @@ class Telling:
         return web.Response()
 
     async def tell(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        self.client_request.append(asked["prompt"])
+        requested = await request.json()
+        self.client_request.append(requested["prompt"])
         little_room(request.transport)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         try:
             await answer.prepare(request)
-            for number in range(asked["max_tokens"]):
-                await answer.write(event(asked["prompt"], number))
+            for number in range(requested["max_tokens"]):
+                await answer.write(event(requested["prompt"], number))
                 self.sent += 1
                 await asyncio.sleep(self.pause_s)
             await answer.write(END)
@@ -109,13 +109,13 @@ class Watched:
             self.passed.append(piece[:120])
             self.max_bytes = max(self.max_bytes, wire.transport.get_write_buffer_size())
 
-        def asked(wire: HttpProtocol) -> bool:
+        def requested(wire: HttpProtocol) -> bool:
             self.took.append(takes(wire))
             return self.took[-1]
 
         monkeypatch.setattr(HttpProtocol, "connection_made", connection_made)
         monkeypatch.setattr(HttpProtocol, "write_chunk", passes)
-        monkeypatch.setattr(HttpProtocol, "can_write", asked)
+        monkeypatch.setattr(HttpProtocol, "can_write", requested)
 
     @property
     def stops(self) -> int:
@@ -195,10 +195,10 @@ async def connected(port: int, context: ssl.SSLContext | None = None) -> AsyncIt
 
 
 @asynccontextmanager
-async def gateway_of(engine: Telling, tls: Tls | None = None) -> AsyncIterator[Gateway]:
+async def gateway_of(engine: Reporting, tls: Tls | None = None) -> AsyncIterator[Gateway]:
     async with engine.serving() as url:
         config = GatewayConfig(
-            engines=(Engine(url, probe=False, in_flight=4),),
+            engines=(Engine(url, probe=False, concurrency=4),),
             order=Order("fcfs"),
             prediction=PredictionConfig(predictor="none"),
             listen=Listen(port=0, admin_port=None, tls=tls),
@@ -217,13 +217,13 @@ def run(work: Coroutine[Any, Any, None], loop: Callable[[], asyncio.AbstractEven
         runner.run(watched())
 
 
-async def until(true: Callable[[], bool], most_s: float = 10.0) -> None:
-    async with asyncio.timeout(most_s):
+async def until(true: Callable[[], bool], max_s: float = 10.0) -> None:
+    async with asyncio.timeout(max_s):
         while not true():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.005)
 
 
-async def at_rest(engine: Telling) -> None:
+async def at_rest(engine: Reporting) -> None:
     """Returns once the engine has got rid of nothing for a while."""
     before, still = -1, 0
     while still < 5:

@@ -67,7 +67,7 @@ def test_depth_is_that_of_what_is_decoded(value, ascii_only, indent):
 
 
 @given(st.binary(max_size=60) | st.text('[]{}"\\,:1a', max_size=60).map(str.encode))
-def test_depth_of_anything_is_told_without_an_error(body):
+def test_nesting_depth_is_computed_without_an_error(body):
     deeper_than(body, 2)
     try:
         depth = depth_of(json.loads(body))
@@ -189,7 +189,7 @@ def test_what_is_read_of_a_chat():
     assert taken.headers == [("Content-Type", "application/json"), ("X-Request-Id", "r-1")]
 
 
-def test_nulls_are_as_if_they_were_not_there():
+def test_nulls_count_as_absent_fields():
     nulls = dict.fromkeys(("n", "max_tokens", "stream", "stop", "user", "logprobs", "top_logprobs", "priority"))
     taken = of(chat(**nulls))
     assert (taken.max_tokens, taken.n, taken.stream, taken.client.session) == (None, 1, False, "")
@@ -205,7 +205,7 @@ def test_what_is_read_of_prompts(given_prompt, tokens, n, text):
     assert taken.prompt_tokens == tokens or text
 
 
-def test_a_chat_is_the_text_that_predictors_learnt_from(tmp_path):
+def test_a_chat_is_the_text_that_predictors_were_trained_on(tmp_path):
     parts = [
         {"type": "text", "text": "What is "},
         {"type": "image_url", "image_url": {"url": "x"}},
@@ -245,7 +245,7 @@ def test_choices_times_prompts_are_bounded():
 
 @pytest.mark.parametrize("name", ["lengthwise_predicted", "lengthwise_class", "lengthwise_later"])
 @pytest.mark.parametrize("escaped", [False, True])
-def test_what_the_gateway_tells_an_engine_is_not_for_clients(name, escaped):
+def test_clients_cannot_set_fields_that_the_gateway_sends_to_engines(name, escaped):
     body = json.dumps(chat(vllm_xargs={"other": 1, name: 2})).encode()
     with pytest.raises(Fault) as refused:
         of(body.replace(b"lengthwise", b"\\u006cengthwise") if escaped else body)

@@ -20,7 +20,7 @@ HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 
 PAGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-class Heard(Listener):
+class Received(Listener):
     """What is refused."""
 
     def __init__(self):
@@ -52,13 +52,13 @@ def asks_while_answered(served, line):
     """Sends a few requests more whenever those before are answered, until the answers are not taken any more."""
     state, port = served._server.server_state, line.getsockname()[1]
     (wire,) = (one for one in state.connections if one.client[1] == port)
-    asked = 1
+    requested = 1
     while not wire.flow.write_paused:
         answered = state.total_requests
         line.sendall(PAGE * MAX_PIPELINED)
-        asked += MAX_PIPELINED
+        requested += MAX_PIPELINED
         until(lambda so_far=answered: wire.flow.write_paused or state.total_requests >= so_far + MAX_PIPELINED)
-        assert asked < 10_000
+        assert requested < 10_000
 
 
 def request(body, extra=b""):
@@ -67,24 +67,24 @@ def request(body, extra=b""):
 
 @pytest.mark.parametrize("idle_s", [0.2, 75.0])
 @pytest.mark.parametrize("extra", [b"", b"Connection: close\r\n"])
-def test_whole_answers_that_nobody_takes_are_dropped_with_their_connections(extra, idle_s):
+def test_non_streamed_answers_that_no_client_reads_are_dropped_with_their_connections(extra, idle_s):
     """The answer is written in one piece, and its request is over long before anybody has taken it."""
     piece = b"x" * (16 << 20)
     script = Script(answers=[Report([piece]) for _ in range(3)])
-    held = sys.getrefcount(piece)
+    in_use = sys.getrefcount(piece)
     body = json.dumps(chat()).encode()
     with Served(config(body_s=0.3, idle_s=idle_s, connections=3), script) as served:
         lines = [reads_nothing(served, request(body, extra)) for _ in range(3)]
         until(lambda: [answer.closed for answer in script.report] == [1, 1, 1])
         until(lambda: not served._server.server_state.connections)
-        until(lambda: sys.getrefcount(piece) == held)
+        until(lambda: sys.getrefcount(piece) == in_use)
         assert (served.app.in_flight, served.app.body_budget.used_bytes) == (0, 0)
         assert served.submit(b"", path="/health", method="GET")[0] == 200
         for line in lines:
             line.close()
 
 
-def test_who_asks_again_and_again_and_reads_nothing_gives_its_seat_back():
+def test_a_client_that_sends_repeatedly_without_reading_loses_its_connection():
     with Served(config(a_key(), body_s=0.3, connections=3)) as served:
         lines = [reads_nothing(served, PAGE) for _ in range(3)]
         for line in lines:
@@ -96,27 +96,27 @@ def test_who_asks_again_and_again_and_reads_nothing_gives_its_seat_back():
             line.close()
 
 
-def test_a_whole_answer_that_is_taken_slowly_but_taken_comes_whole():
+def test_a_non_streamed_answer_that_is_read_slowly_arrives_complete():
     piece = b"y" * (6 << 20)
     script = Script(answers=[Report([piece])])
     with Served(config(body_s=0.3, idle_s=0.2), script) as served:
         with contextlib.closing(reads_nothing(served, request(json.dumps(chat()).encode()))) as line:
             line.settimeout(5)
-            got, begun = 0, time.monotonic()
+            got, started = 0, time.monotonic()
             while more := len(line.recv(65_536)):
                 got += more
-                time.sleep(max(0.0, begun + got / 6e6 - time.monotonic()))
+                time.sleep(max(0.0, started + got / 6e6 - time.monotonic()))
         assert got > len(piece)
 
 
 @pytest.mark.parametrize("size", [1 << 20, 10 << 20])
-def test_who_writes_all_before_it_reads_gets_the_answer_to_a_body_that_is_too_long(size):
+def test_a_client_that_writes_all_before_reading_gets_the_body_too_large_error(size):
     with Served(config(a_key(), body_bytes=8 << 20)) as served:
         served.app._limits = config(body_bytes=100_000).limits
         for _ in range(3):
             line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
-            said = {"authorization": f"Bearer {SECRET}", "content-type": "application/json"}
-            line.request("POST", "/v1/chat/completions", body=b"x" * size, headers=said)
+            stated = {"authorization": f"Bearer {SECRET}", "content-type": "application/json"}
+            line.request("POST", "/v1/chat/completions", body=b"x" * size, headers=stated)
             answer = line.getresponse()
             assert (answer.status, answer.getheader("connection")) == (413, "close")
             assert json.loads(answer.read())["error"]["code"] == "body_too_large"
@@ -124,16 +124,16 @@ def test_who_writes_all_before_it_reads_gets_the_answer_to_a_body_that_is_too_lo
         until(lambda: not served._server.server_state.connections)
 
 
-def test_who_finds_no_seat_is_told_so_though_it_wrote_first():
-    heard = Heard()
-    with Served(config(a_key(), connections=1), listener=heard) as served, served.socket():
+def test_a_client_above_the_connection_limit_is_refused_after_writing():
+    received = Received()
+    with Served(config(a_key(), connections=1), listener=received) as served, served.socket():
         until(lambda: served._server.server_state.connections)
         status, headers, body = parsed(served.raw(request(b" " * 3_000_000)))
         assert (status, headers["connection"], body["error"]["code"]) == (503, "close", "overloaded")
-        until(lambda: heard.reasons == [("connections", 503)])
+        until(lambda: received.reasons == [("connections", 503)])
 
 
-def test_who_goes_on_writing_behind_its_refusal_is_closed_and_was_counted_until_then():
+def test_a_client_that_keeps_writing_after_its_refusal_counts_until_it_is_closed():
     with Served(config(a_key(), body_bytes=1000)) as served, served.socket() as line:
         line.sendall(HEAD + b"Content-Length: 99999999\r\n\r\n")
         assert line.recv(65_536).startswith(b"HTTP/1.1 413")
@@ -144,7 +144,7 @@ def test_who_goes_on_writing_behind_its_refusal_is_closed_and_was_counted_until_
         until(lambda: not served._server.server_state.connections)
 
 
-def test_who_says_nothing_more_behind_its_refusal_is_closed_soon():
+def test_a_client_that_is_silent_after_its_refusal_is_closed_soon():
     with Served(config(a_key(), body_bytes=1000)) as served, served.socket() as line:
         line.sendall(HEAD + b"Content-Length: 9999\r\n\r\n")
         assert everything(line).startswith(b"HTTP/1.1 413")
@@ -152,13 +152,13 @@ def test_who_says_nothing_more_behind_its_refusal_is_closed_soon():
 
 
 @pytest.mark.parametrize("sent", [b"POST /v1/chat", HEAD + b"Content-Length: 99\r\n\r\n{"])
-def test_what_came_too_slowly_is_told_once(sent):
-    heard = Heard()
-    with Served(config(a_key(), body_s=0.2), listener=heard) as served:
+def test_a_request_that_is_too_slow_is_reported_once(sent):
+    received = Received()
+    with Served(config(a_key(), body_s=0.2), listener=received) as served:
         raw = served.raw(sent)
         assert (raw.count(b"HTTP/1.1 "), parsed(raw)[0]) == (1, 408)
         until(lambda: not served.app.in_flight)
-        assert heard.reasons == [("slow", 408)]
+        assert received.reasons == [("slow", 408)]
 
 
 @pytest.mark.parametrize("reset", [False, True])

@@ -65,7 +65,7 @@ def test_all_keys_are_compared_whichever_is_right(clock, monkeypatch):
     assert len(compared) == 2
 
 
-def test_without_keys_everybody_may_ask(clock):
+def test_without_keys_every_client_is_accepted(clock):
     caller = Keys(config(), clock).caller(None, "")
     assert (caller.key, caller.tenant, caller.can_access("any"), caller.take(0.0)) == (None, 0, True, [])
 
@@ -155,7 +155,7 @@ def test_a_quota_of_tokens_is_charged_by_prediction_and_settled_by_the_output(cl
     assert quoted(caller, clock)[2][b"x-ratelimit-remaining-tokens"] == b"0", "and what was not served costs nothing"
 
 
-def test_a_request_above_a_whole_quota_is_served_when_all_of_it_is_left(clock):
+def test_a_request_above_the_total_quota_is_served_when_the_quota_is_unused(clock):
     caller = Keys(config(a_key(tokens_per_minute=60)), clock).caller(RIGHT, "")
     quoted(caller, clock, predicted=50, n=2)
     assert refused_s(caller, clock, predicted=1) == 50 + 11, "110 of 60 were taken"
@@ -185,13 +185,13 @@ def test_new_keys_take_over_the_buckets_of_those_that_stay(clock):
     assert status(Keys(config(OTHER), clock, after), RIGHT) == 401
 
 
-def test_a_key_of_which_a_fact_changes_keeps_its_count_and_its_bucket(clock):
+def test_a_key_with_a_changed_field_retains_its_count_and_its_bucket(clock):
     before = Keys(config(a_key(rate_rps=0.0, burst=2, concurrency=2)), clock)
     caller = before.caller(RIGHT, "")
     caller.take(0.0)
     with caller:
         after = Keys(config(a_key(rate_rps=0.0, burst=9, concurrency=1)), clock, before)
-        with pytest.raises(Fault, match="at the same time"), after.caller(RIGHT, ""):
+        with pytest.raises(Fault, match="in progress"), after.caller(RIGHT, ""):
             pass
     with after.caller(RIGHT, ""):
         after.caller(RIGHT, "").take(1.0)
@@ -209,7 +209,7 @@ def test_the_number_of_a_tenant_is_never_anothers(clock):
     assert list(tenants) == ["anonymous", "acme", "beta", "gamma"]
 
 
-def test_keys_that_had_worked_are_known_by_their_digest_not_by_who_holds_it_now(clock):
+def test_keys_that_worked_before_are_recognized_by_digest_not_by_their_holder(clock):
     keys = Keys(config(a_key(), OTHER), clock)
     assert status(keys, RIGHT) == 200
     for _ in range(MAX_FAILURES):

@@ -30,7 +30,7 @@ def test_the_document_is_a_valid_one_and_names_what_is_read():
     assert schemas["Chat"]["properties"]["n"]["maximum"] == 4
 
 
-def test_without_keys_none_is_asked_for():
+def test_without_keys_none_is_required():
     free = json.loads(edge.App(config(), SCRIPT, models=tuple)._document)
     assert "securitySchemes" not in free["components"]
     assert free["paths"]["/v1/models"]["get"]["security"] == []

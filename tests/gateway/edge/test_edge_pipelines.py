@@ -11,7 +11,7 @@ import pytest
 from edge_serving import SECRET, Report, Script, Served, a_key, chat, config, everything
 
 BODY = json.dumps({**chat(), "stream": True}).encode()
-ASKED = (
+REQUESTED = (
     f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\n"
     f"Content-Length: {len(BODY)}\r\n\r\n"
 ).encode() + BODY
@@ -36,8 +36,8 @@ def served(script):
 
 
 def streamed(pieces=200):
-    told = [b'data: {"choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n' % k for k in range(pieces)]
-    return Report(told, kind=b"text/event-stream", length=False, pause_s=0.01)
+    reported = [b'data: {"choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n' % k for k in range(pieces)]
+    return Report(reported, kind=b"text/event-stream", length=False, pause_s=0.01)
 
 
 def until(true, within_s=5.0):
@@ -49,14 +49,14 @@ def until(true, within_s=5.0):
 
 def test_a_connection_has_so_many_requests_waiting_and_no_more(served):
     """Each takes a hundred times the memory of its bytes, and no key is asked for before it is its turn."""
-    asked, head = 4000, HEALTH[:-2] + b"A: "
+    requested, head = 4000, HEALTH[:-2] + b"A: "
     one = head + b"a" * (60 - len(head)) + b"\r\n\r\n"
     assert len(one) == 64, "no read ends within a head"
     with served.socket() as line:
         with contextlib.suppress(OSError):
-            line.sendall(one * asked)
+            line.sendall(one * requested)
         raw = everything(line)
-    assert raw.count(b"HTTP/1.1 200") < asked / 10
+    assert raw.count(b"HTTP/1.1 200") < requested / 10
     until(lambda: not served.connections)
 
 
@@ -66,11 +66,11 @@ def test_a_few_are_answered_all(served):
         assert everything(line).count(b"HTTP/1.1 200") == 16
 
 
-@pytest.mark.parametrize("second", [HEALTH, ASKED, CHUNKED])
+@pytest.mark.parametrize("second", [HEALTH, REQUESTED, CHUNKED])
 def test_garbage_behind_a_second_request_breaks_the_first_off_and_nothing_runs_into_it(served, script, caplog, second):
     script.answers.append(streamed())
     with caplog.at_level(logging.ERROR), served.socket() as line:
-        line.sendall(ASKED)
+        line.sendall(REQUESTED)
         raw = b""
         while raw.count(b"data: ") < 3:
             raw += line.recv(65536)
@@ -83,12 +83,12 @@ def test_garbage_behind_a_second_request_breaks_the_first_off_and_nothing_runs_i
     assert not caplog.records
 
 
-def test_garbage_behind_requests_that_have_not_begun_ends_all_of_them_and_fills_no_log(served, script, caplog):
+def test_garbage_behind_unstarted_requests_ends_all_of_them_and_fills_no_log(served, script, caplog):
     with caplog.at_level(logging.ERROR):
-        for first in (HEALTH, ASKED):
+        for first in (HEALTH, REQUESTED):
             raw = served.raw(first + HEALTH + GARBAGE)
             assert raw.count(b"HTTP/1.1") <= 1
             raw = served.raw(first + GARBAGE)
             assert raw.count(b"HTTP/1.1") <= 1
-        until(lambda: not served.connections and all(told.closed for told in script.report))
+        until(lambda: not served.connections and all(reported.closed for reported in script.report))
     assert not caplog.records

@@ -18,15 +18,20 @@ def test_a_chat_goes_to_the_exchange_untouched_and_its_answer_back(served):
         body, x_request_id="mine-1", x_session_id="s-7", x_vllm_priority="-9", x_data_parallel_rank="0",
         x_request_priority="1", traceparent=f"00-{'a' * 32}-{'b' * 16}-01", accept="*/*", cookie="c=1",
     )  # fmt: skip
-    asked = served.script.client_request[-1]
+    requested = served.script.client_request[-1]
     assert (status, headers["x-request-id"]) == (200, "mine-1")
     assert answer["choices"][0]["message"]["content"] == "Hi there"
-    assert (asked.body, asked.text, asked.client.session, asked.client.tenant) == (body, "Say hi", "s-7", 1)
-    assert dict(asked.headers) == {
+    assert (requested.body, requested.text, requested.client.session, requested.client.tenant) == (
+        body,
+        "Say hi",
+        "s-7",
+        1,
+    )
+    assert dict(requested.headers) == {
         "Content-Type": "application/json", "X-Request-Id": "mine-1", "Accept": "*/*", "X-Session-Id": "s-7",
         "traceparent": f"00-{'a' * 32}-{'b' * 16}-01",
     }  # fmt: skip
-    assert asked.client.address == "127.0.0.1"
+    assert requested.client.address == "127.0.0.1"
     assert served.script.report[-1].closed == 1
 
 
@@ -74,7 +79,7 @@ def test_queries_are_neither_needed_nor_passed_on(served):
     assert served.submit(chat(), path="/v1/chat/completions?api-version=1&x=../sleep")[0] == 200
 
 
-def test_head_tells_what_get_would(served):
+def test_head_returns_the_headers_of_get(served):
     _, get, body = served.submit(b"", path="/v1/models", method="GET")
     status, head, nothing = served.submit(b"", path="/v1/models", method="HEAD")
     assert (status, nothing) == (200, b"")
@@ -100,12 +105,12 @@ def test_a_model_with_a_slash_is_found(served, path):
     ],
 )
 def test_headers_decide(served, headers, status, code):
-    got, told, body = served.submit(chat(), **headers)
+    got, reported, body = served.submit(chat(), **headers)
     assert (got, body.get("error", {}).get("code")) == (status, code)
-    assert told["x-request-id"].startswith("req-")
+    assert reported["x-request-id"].startswith("req-")
 
 
-def test_no_key_is_asked_for_one_and_the_secret_is_not_repeated(served):
+def test_a_missing_key_is_requested_and_the_secret_is_not_repeated(served):
     status, headers, body = served.submit(chat(), secret=None)
     assert (status, headers["www-authenticate"], body["error"]["code"]) == (401, "Bearer", "missing_api_key")
     assert b"sk-wrong-one" not in json.dumps(served.submit(chat(), secret="sk-wrong-one")[2]).encode()
@@ -131,7 +136,7 @@ def test_a_key_sees_its_models_alone():
         assert len(served.script.client_request) == 1
 
 
-def test_the_rate_of_a_key_is_told_and_kept():
+def test_the_rate_limit_of_a_key_is_reported_and_enforced():
     with Served(config(a_key(rate_rps=0.001, burst=2))) as served:
         left = [served.submit(chat())[1]["x-ratelimit-remaining-requests"] for _ in range(2)]
         status, headers, body = served.submit(chat())
@@ -144,11 +149,11 @@ def test_what_the_exchange_refuses_and_what_fails_in_it():
     class NotServedError(Exception):
         rejection = Rejection(429, "wait", "The queue is too long.", 12.3)
 
-    heard = []
+    received = []
 
     class Ear(Listener):
         def refused(self, reason, rejection, tenant, model):
-            heard.append(reason)
+            received.append(reason)
 
     script = Script(answers=[NotServedError(), RuntimeError("a secret prompt"), Fault(429, "wait", "Later.")])
     with Served(config(), script, listener=Ear()) as served:
@@ -157,18 +162,18 @@ def test_what_the_exchange_refuses_and_what_fails_in_it():
         status, headers, body = served.submit(chat(), secret=None)
         assert (status, body["error"]["code"]) == (500, "internal_error")
         assert "secret" not in json.dumps(body)
-        assert heard == [], "the exchange tells of its own"
+        assert received == [], "the exchange tells of its own"
         assert served.submit(chat(), secret=None)[1]["retry-after"] == "1"
         assert served.app.in_flight == 0
 
 
 def test_readiness_and_draining():
     up = []
-    heard = []
+    received = []
 
     class Ear(Listener):
         def refused(self, reason, rejection, tenant, model):
-            heard.append((reason, rejection.status))
+            received.append((reason, rejection.status))
 
     with Served(config(), ready=lambda: bool(up), listener=Ear()) as served:
         assert served.submit(b"", path="/ready", method="GET", secret=None)[0] == 503
@@ -180,7 +185,7 @@ def test_readiness_and_draining():
         assert served.submit(b"", path="/health", method="GET", secret=None)[0] == 200
         status, headers, body = served.submit(chat(), secret=None)
         assert (status, body["error"]["code"], headers["connection"]) == (503, "draining", "close")
-    assert heard == [("not_ready", 503), ("not_ready", 503), ("draining", 503)]
+    assert received == [("not_ready", 503), ("not_ready", 503), ("draining", 503)]
 
 
 def test_other_keys_hold_from_the_next_request_on(served):

@@ -8,7 +8,7 @@ from edge_serving import SECRET, Script, Served, a_key, chat, config
 
 from lengthwise.gateway.edge.errors import Fault
 
-ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "Say hi"}]}
+REQUESTED = {"model": "tiny", "messages": [{"role": "user", "content": "Say hi"}]}
 
 
 @pytest.fixture(scope="module")
@@ -18,15 +18,15 @@ def client(served):
 
 
 def test_chats(client, served):
-    answer = client.chat.completions.create(**ASKED, max_tokens=5, extra_headers={"X-Request-Id": "sdk-1"})
+    answer = client.chat.completions.create(**REQUESTED, max_tokens=5, extra_headers={"X-Request-Id": "sdk-1"})
     assert (answer.choices[0].message.content, answer.usage.completion_tokens) == ("Hi there", 2)
     assert answer._request_id == "sdk-1"
-    asked = served.script.client_request[-1]
-    assert asked.client.deadline_s == pytest.approx(asked.arrival_s + 20)
+    requested = served.script.client_request[-1]
+    assert requested.client.deadline_s == pytest.approx(requested.arrival_s + 20)
 
 
 def test_chats_in_a_stream(client):
-    with client.chat.completions.create(**ASKED, stream=True) as stream:
+    with client.chat.completions.create(**REQUESTED, stream=True) as stream:
         assert "".join(event.choices[0].delta.content for event in stream) == "Hi there"
 
 
@@ -54,14 +54,14 @@ def test_models(client):
 )
 def test_errors_are_the_classes_of_the_client(client, fields, error, param):
     with pytest.raises(error) as caught:
-        client.chat.completions.create(**(ASKED | fields))
+        client.chat.completions.create(**(REQUESTED | fields))
     assert caught.value.param == param
     assert caught.value.request_id
 
 
 def test_a_wrong_key(client):
     with pytest.raises(openai.AuthenticationError, match="Incorrect API key") as caught:
-        client.with_options(api_key="sk-no").chat.completions.create(**ASKED)
+        client.with_options(api_key="sk-no").chat.completions.create(**REQUESTED)
     assert caught.value.code == "invalid_api_key"
 
 
@@ -73,12 +73,12 @@ def test_an_empty_bucket_and_a_queue_that_is_full():
     ):
         for _ in range(2):
             with pytest.raises(openai.RateLimitError) as caught:
-                client.chat.completions.create(**ASKED)
+                client.chat.completions.create(**REQUESTED)
             assert caught.value.code == "rate_limit_exceeded"
             assert int(caught.value.response.headers["retry-after"]) >= 4
 
 
-def test_the_client_tries_again_when_it_is_told_to():
+def test_the_client_retries_when_the_server_requests_it():
     busy = Fault(503, "no_engine", "No engine is up.", retry_after_s=1.0)
     with (
         Served(config(), Script(answers=[busy])) as served,

@@ -58,7 +58,7 @@ def test_certificates(authority, mutual):
             health(served.port, ssl.create_default_context())
 
 
-def test_a_whole_answer_that_nobody_takes_is_dropped(authority):
+def test_a_non_streamed_answer_that_no_client_reads_is_dropped(authority):
     ca, folder = authority
     context = ssl.create_default_context()
     ca.configure_trust(context)

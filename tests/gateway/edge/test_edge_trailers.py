@@ -13,7 +13,7 @@ BODY = json.dumps(chat()).encode()
 KEY = f"Authorization: Bearer {SECRET}\r\n".encode()
 
 
-def asked(served, head: bytes, trailer: bytes, *, at_once: bool) -> int:
+def requested(served, head: bytes, trailer: bytes, *, at_once: bool) -> int:
     """The status for a request with so much more in its head, and behind its body."""
     start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     first = start + head + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -28,13 +28,13 @@ def asked(served, head: bytes, trailer: bytes, *, at_once: bool) -> int:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_key_behind_a_body_is_none(served, at_once):
-    assert asked(served, KEY, b"", at_once=at_once) == 200
-    assert asked(served, b"", KEY, at_once=at_once) == 401
+    assert requested(served, KEY, b"", at_once=at_once) == 200
+    assert requested(served, b"", KEY, at_once=at_once) == 401
 
 
 def test_nothing_behind_a_body_names_a_session_or_a_request(served):
     trailer = b"X-Session-Id: theirs\r\nX-Request-Id: theirs\r\nX-Request-Timeout-S: 0\r\n"
-    assert asked(served, KEY + b"X-Session-Id: mine\r\n", trailer, at_once=True) == 200
+    assert requested(served, KEY + b"X-Session-Id: mine\r\n", trailer, at_once=True) == 200
     last = served.script.client_request[-1]
     assert (last.client.session, last.body) == ("mine", BODY)
     assert dict(last.headers)["X-Request-Id"] != "theirs"
@@ -45,5 +45,5 @@ def test_an_address_behind_a_body_is_not_believed():
     proxied._server = edge.server(proxied.app, config().limits, drain_s=1, proxies="127.0.0.1")
     with proxied:
         head = KEY + b"X-Forwarded-For: 10.0.0.1\r\n"
-        assert asked(proxied, head, b"X-Forwarded-For: 10.0.0.2\r\n", at_once=True) == 200
+        assert requested(proxied, head, b"X-Forwarded-For: 10.0.0.2\r\n", at_once=True) == 200
         assert proxied.script.client_request[-1].client.address == "10.0.0.1"

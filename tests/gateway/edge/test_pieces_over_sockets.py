@@ -13,7 +13,7 @@ from streamed_world import (
     HELD_BYTES,
     LAST,
     LETTERS,
-    Telling,
+    Reporting,
     Watched,
     at_rest,
     bodies,
@@ -42,9 +42,9 @@ def safe(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("loop", "secured"), [(LOOPS[0], False), (LOOPS[1], False), (LOOPS[1], True)])
-def test_who_reads_slowly_gets_every_byte_in_order_and_little_is_held_meanwhile(loop, secured, safe, monkeypatch):
+def test_a_slow_reader_gets_every_byte_in_order_and_little_is_buffered(loop, secured, safe, monkeypatch):
     """Sixteen MiB, of which nothing is read at first: then the engine is not read either."""
-    seen, engine, events = Watched(monkeypatch), Telling(), 2000
+    seen, engine, events = Watched(monkeypatch), Reporting(), 2000
     tls, context = safe if secured else (None, None)
 
     async def work() -> None:
@@ -69,7 +69,7 @@ def test_who_reads_slowly_gets_every_byte_in_order_and_little_is_held_meanwhile(
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_second_request_sent_in_the_midst_of_a_stream_is_answered_behind_it(loop, monkeypatch):
-    seen, engine, events = Watched(monkeypatch), Telling(pause_s=0.003), 100
+    seen, engine, events = Watched(monkeypatch), Reporting(pause_s=0.003), 100
 
     async def work() -> None:
         async with gateway_of(engine) as gateway, connected(gateway.port) as client:
@@ -90,7 +90,7 @@ def test_a_second_request_sent_in_the_midst_of_a_stream_is_answered_behind_it(lo
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_garbage_sent_in_the_midst_of_a_stream_breaks_it_off_and_nothing_is_left(loop, monkeypatch):
-    seen, engine = Watched(monkeypatch), Telling(pause_s=0.003)
+    seen, engine = Watched(monkeypatch), Reporting(pause_s=0.003)
 
     async def work() -> None:
         async with gateway_of(engine) as gateway, connected(gateway.port) as client:

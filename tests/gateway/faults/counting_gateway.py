@@ -18,7 +18,7 @@ from lengthwise.gateway.serve import Gateway
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
-def held(gateway: Gateway) -> dict[str, float]:
+def in_use(gateway: Gateway) -> dict[str, float]:
     """Numbers that are as before once nobody is in."""
     gc.collect()
     now, driver, loop = gateway.driver.statistics(), gateway.driver, asyncio.get_running_loop()
@@ -39,7 +39,7 @@ def held(gateway: Gateway) -> dict[str, float]:
 
 async def main(url: str) -> None:
     config = GatewayConfig(
-        engines=(Engine(url, in_flight=8),),
+        engines=(Engine(url, concurrency=8),),
         listen=Listen(port=0, admin_port=0),
         resilience=ResilienceConfig(health_every_s=1.0),
     )
@@ -47,7 +47,7 @@ async def main(url: str) -> None:
     async with Gateway(config) as gateway:
         print(gateway.port, flush=True)
         while await loop.run_in_executor(None, sys.stdin.readline):
-            print(json.dumps(held(gateway)), flush=True)
+            print(json.dumps(in_use(gateway)), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ class Bad:
         if self.how == "slow" and len(prompts) < 8 and "tell" in prompts.text[0]:
             time.sleep(0.3)
         lengths = [float(text.split()[-1]) if text[-1:].isdigit() else 1.0 for text in prompts.text]
-        told = {"nan": np.nan, "zero": 0.0, "huge": 1e300}.get(self.how)
-        if told is not None:
-            lengths = [told] * len(lengths)
+        reported = {"nan": np.nan, "zero": 0.0, "huge": 1e300}.get(self.how)
+        if reported is not None:
+            lengths = [reported] * len(lengths)
         elif self.how == "adversarial":
             lengths = [1000.0 / one for one in lengths]
         return LengthDistribution.point(lengths)

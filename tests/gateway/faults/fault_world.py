@@ -27,7 +27,7 @@ if told["files"]:
 from lengthwise.gateway.config import Engine, PredictionConfig, GatewayConfig, Listen, ResilienceConfig
 from lengthwise.gateway.serve import serve
 config = GatewayConfig(
-    engines=tuple(Engine(url, in_flight=told["in_flight"]) for url in told["engines"]),
+    engines=tuple(Engine(url, concurrency=told["concurrency"]) for url in told["engines"]),
     prediction=PredictionConfig(predictor="none"),
     listen=Listen(port=told["port"], admin_port=None),
     resilience=ResilienceConfig(**told["resilience"]),
@@ -40,9 +40,9 @@ def engine(*, seqs: int = 8, step_s: float = 0.004, port: int = 0) -> EngineServ
     return EngineServer(EngineSpec(limits=Limits(seqs), steps=LinearSteps(fixed_s=step_s)), port=port)
 
 
-def config_of(*engines: EngineServer, in_flight: int | None = 4, order: Order | None = None) -> GatewayConfig:
+def config_of(*engines: EngineServer, concurrency: int | None = 4, order: Order | None = None) -> GatewayConfig:
     return GatewayConfig(
-        engines=tuple(Engine(one.url, in_flight=in_flight, generation_defaults="none") for one in engines),
+        engines=tuple(Engine(one.url, concurrency=concurrency, generation_defaults="none") for one in engines),
         listen=Listen(port=0, admin_port=None),
         order=order or Order(window_tokens=10),
         prediction=PredictionConfig(predictor="none"),
@@ -76,15 +76,15 @@ class Report:
 async def ask(session: Any, port: int, what: dict[str, Any]) -> Report:
     import aiohttp
 
-    told = Report(0)
+    reported = Report(0)
     try:
         async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=what) as answer:
-            told = Report(-1, dict(answer.headers))
-            told.raw = await answer.read()
-            told.status = answer.status
+            reported = Report(-1, dict(answer.headers))
+            reported.raw = await answer.read()
+            reported.status = answer.status
     except (aiohttp.ClientError, ConnectionError):
         pass
-    return told
+    return reported
 
 
 @dataclass
@@ -104,11 +104,11 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_process(
-    urls: list[str], *, port: int = 0, in_flight: int | None = 4, files: int = 0
+    urls: list[str], *, port: int = 0, concurrency: int | None = 4, files: int = 0
 ) -> AsyncIterator[Gateway]:
-    told = {"engines": urls, "port": port or free_port(), "in_flight": in_flight, "files": files,
+    reported = {"engines": urls, "port": port or free_port(), "concurrency": concurrency, "files": files,
             "resilience": asdict(CARE)}  # fmt: skip
-    async with process("-c", _SERVE, json.dumps(told)) as (running, first):
+    async with process("-c", _SERVE, json.dumps(reported)) as (running, first):
         yield Gateway(int(first), running)
 
 

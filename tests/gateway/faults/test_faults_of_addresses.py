@@ -21,7 +21,7 @@ from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, L
 pytestmark = pytest.mark.slow
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 SPEC = EngineSpec(limits=Limits(8), steps=LinearSteps(fixed_s=0.004))
-LIKE = Engine("http://found", in_flight=4, generation_defaults="none")
+LIKE = Engine("http://found", concurrency=4, generation_defaults="none")
 TOKENS = 60
 
 
@@ -101,8 +101,10 @@ async def several_hosts(how, monkeypatch) -> AsyncIterator[tuple]:
             yield [first, *others], source, gateway, clients
         finally:
             await clients.end()
-    assert all(told.complete for told in clients.report), [one.raw[-200:] for one in clients.report if not one.complete]
-    assert len({told.text for told in clients.report}) == 1, "the same words, wherever they were made"
+    assert all(reported.complete for reported in clients.report), [
+        one.raw[-200:] for one in clients.report if not one.complete
+    ]
+    assert len({reported.text for reported in clients.report}) == 1, "the same words, wherever they were made"
 
 
 def ups(gateway):
@@ -121,16 +123,16 @@ async def all_serve(engines):
 
 
 @pytest.mark.parametrize("how", ["DNS", "EndpointSlices"])
-def test_an_address_that_is_told_no_more_finishes_its_streams_and_serves_when_it_is_back(how, monkeypatch):
+def test_an_address_no_longer_listed_finishes_its_streams_and_serves_on_return(how, monkeypatch):
     async def work():
         async with several_hosts(how, monkeypatch) as (engines, source, gateway, clients):
             await all_serve(engines)
             gone = engines[1]
             source.tell([HOSTS[0], HOSTS[2]])
             await until(lambda: len(gateway.fleet.workers()) == 2, 20)
-            asked = len(gone.log.entries)
+            requested = len(gone.log.entries)
             await clients.more(20)
-            assert len(gone.log.entries) == asked, "nothing is sent there any more"
+            assert len(gone.log.entries) == requested, "nothing is sent there any more"
             assert gone.aborts == 0, "what was there has ended there"
             source.tell(HOSTS)
             await until(lambda: ups(gateway) == set(HOSTS), 10)
@@ -155,6 +157,6 @@ def test_a_host_that_dies_with_its_streams_loses_none_and_serves_when_it_is_back
             source.tell(HOSTS)
             await until(lambda: ups(gateway) == set(HOSTS), 20)
             await all_serve(engines)
-            assert {told.status for told in clients.report} == {200}
+            assert {reported.status for reported in clients.report} == {200}
 
     run(work)

@@ -44,14 +44,14 @@ def test_a_bad_predictor_fails_no_request(how):
     async def work() -> None:
         ledger = Waits()
         async with engine(seqs=2) as one:
-            config = config_of(one, in_flight=2, order=Order(window_tokens=10, max_wait_s=0.5))
+            config = config_of(one, concurrency=2, order=Order(window_tokens=10, max_wait_s=0.5))
 
             def length_predictor(settings, clock, late):
                 return LengthPredictor(settings, clock, late, predictor=Bad(how), place="inline")
 
             async with Gateway(config, listeners=(ledger,), make_predictor=length_predictor) as gateway:
-                told = await many(gateway.port, [40, 5, 5, 20, 5, 30, 5, 5])
-            assert all(answer.complete for answer in told)
+                reported = await many(gateway.port, [40, 5, 5, 20, 5, 30, 5, 5])
+            assert all(answer.complete for answer in reported)
             assert max(request.dispatch.preemptions for request in ledger.requests) <= config.order.max_preemptions
             await one.idle()
 
@@ -68,11 +68,11 @@ def test_a_slow_predictor_is_not_waited_for():
                 return LengthPredictor(settings, clock, late, predictor=Bad("slow"), place="process")
 
             async with Gateway(config, make_predictor=length_predictor) as gateway:
-                begun = time.perf_counter()
-                told = await many(gateway.port, [5, 5, 5])
-                assert time.perf_counter() - begun < 0.3
+                started = time.perf_counter()
+                reported = await many(gateway.port, [5, 5, 5])
+                assert time.perf_counter() - started < 0.3
                 state = gateway.length_predictor.state()
-            assert all(answer.complete for answer in told)
+            assert all(answer.complete for answer in reported)
             assert state["sources"]["prior"] == 3
 
     run(work)
@@ -82,7 +82,7 @@ def test_a_long_one_is_served_in_time_however_many_short_ones_come():
     async def work() -> None:
         ledger, order = Waits(), Order(window_tokens=10, max_wait_s=0.4)
         async with engine(seqs=1) as one:
-            config = config_of(one, in_flight=1, order=order)
+            config = config_of(one, concurrency=1, order=order)
             async with (
                 Gateway(config, listeners=(ledger,), make_predictor=knowing) as gateway,
                 aiohttp.ClientSession() as session,
@@ -114,26 +114,26 @@ def test_a_storm_of_cuts_is_capped():
             Order(window_tokens=5, preemptions_per_s=2.0, max_preemptions=2, preemption="worth(factor=1)"),
         )
         async with engine(seqs=1) as one:
-            config = config_of(one, in_flight=1, order=order)
+            config = config_of(one, concurrency=1, order=order)
             async with Gateway(config, listeners=(ledger,), make_predictor=knowing) as gateway:
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 long = asyncio.ensure_future(many(gateway.port, [200, 190, 180]))
                 await until(lambda: one.slots_in_use == 1)
                 for _ in range(12):
                     assert all(answer.complete for answer in await many(gateway.port, [2]))
-                told = await long
-                duration_s = time.perf_counter() - begun
+                reported = await long
+                duration_s = time.perf_counter() - started
                 cuts = gateway.driver.statistics().preemptions
             uncut = await many(one.port, [200, 190, 180])  # of the engine itself
-        assert all(answer.complete for answer in told)
+        assert all(answer.complete for answer in reported)
         assert 1 <= cuts <= 2 + 2.0 * duration_s
         assert max(request.dispatch.preemptions for request in ledger.requests) <= order.max_preemptions
-        assert [answer.text for answer in told] == [answer.text for answer in uncut]
+        assert [answer.text for answer in reported] == [answer.text for answer in uncut]
 
     run(work)
 
 
-def test_a_jump_of_the_clocks_harms_nobody(monkeypatch):
+def test_a_clock_jump_harms_no_request(monkeypatch):
     async def work() -> None:
         jumped_s = [0.0]
 
@@ -141,7 +141,7 @@ def test_a_jump_of_the_clocks_harms_nobody(monkeypatch):
             return time.monotonic() + jumped_s[0]
 
         async with engine(seqs=2) as one:
-            config = config_of(one, in_flight=2)
+            config = config_of(one, concurrency=2)
             async with Gateway(config, clock=clock, make_predictor=knowing) as gateway:
                 asking = asyncio.ensure_future(many(gateway.port, [60, 50, 40, 30, 20]))
                 await until(lambda: one.slots_in_use == 2)
@@ -161,7 +161,7 @@ def test_after_twenty_thousand_requests_no_slot_is_leaked():
         count, left = 20_000, iter(range(20_000))
         ledger = Ledger()
         async with engine(seqs=64, step_s=0.001) as one:
-            config = config_of(one, in_flight=64)
+            config = config_of(one, concurrency=64)
             async with Gateway(config, listeners=(ledger,), make_predictor=knowing) as gateway:
 
                 async def client() -> None:

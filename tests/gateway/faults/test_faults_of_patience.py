@@ -33,9 +33,9 @@ def test_a_stream_older_than_its_clients_read_timeout_outlives_its_engine():
                 at = {one.name: one.in_flight for one in gateway.driver.statistics().workers}
                 assert sorted(at.values()) == [0, 1]
                 await (first if at["a"] else second).die()
-                told = await stream
+                reported = await stream
         assert alone.complete
-        assert told.complete, told.raw[-200:]
-        assert told.text == alone.text
+        assert reported.complete, reported.raw[-200:]
+        assert reported.text == alone.text
 
     run(work)

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow
 def test_killed_with_clients_waiting_the_engine_stops_and_the_next_gateway_serves():
     async def work() -> None:
         async with engine(seqs=1) as one, aiohttp.ClientSession() as session:
-            async with gateway_process([one.url], in_flight=1) as gateway:
+            async with gateway_process([one.url], concurrency=1) as gateway:
                 asking = [asyncio.ensure_future(ask(session, gateway.port, body(400))) for _ in range(6)]
                 await until(lambda: one.slots_in_use == 1, 20)
                 gateway.signal(signal.SIGKILL)
                 async with asyncio.timeout(5):  # nobody is left hanging
-                    told = await asyncio.gather(*asking)
-                assert [one.complete for one in told] == [False] * 6
+                    reported = await asyncio.gather(*asking)
+                assert [one.complete for one in reported] == [False] * 6
                 await one.idle()
                 port = gateway.port
             async with gateway_process([one.url], port=port) as again:
@@ -33,18 +33,18 @@ def test_killed_with_clients_waiting_the_engine_stops_and_the_next_gateway_serve
     run(work)
 
 
-def test_told_to_end_under_load_nobody_who_was_admitted_fails():
+def test_no_admitted_request_fails_on_a_stop_under_load():
     async def work() -> None:
         got: list[Report] = []
-        asked: dict[str, Report] = {}
+        requested: dict[str, Report] = {}
 
         async def client(port: int, number: int) -> None:
             for count in itertools.count():
                 name = f"client-{number}-{count}"
                 async with aiohttp.ClientSession(headers={"X-Request-Id": name}) as session:
-                    told = asked[name] = await ask(session, port, body(40))
-                got.append(told)
-                if told.status in (0, 503):
+                    reported = requested[name] = await ask(session, port, body(40))
+                got.append(reported)
+                if reported.status in (0, 503):
                     return
 
         async with (
@@ -58,11 +58,11 @@ def test_told_to_end_under_load_nobody_who_was_admitted_fails():
             entries = [*one.log.entries, *two.log.entries]
             sent = [entry.headers.get("x-request-id", "").split("-") for entry in entries]
             admitted = {"-".join(name[:3]) for name in sent if name[0] == "client"}  # without the leg's number
-        assert {told.status for told in got} <= {200, 503, 0}, "an answer broke off"
-        assert all(asked[name].complete for name in admitted)
-        assert {name for name, told in asked.items() if told.status == 200} == admitted
-        assert all("Retry-After" in told.headers for told in got if told.status == 503)
-        assert sum(told.status == 200 for told in got) > 20
+        assert {reported.status for reported in got} <= {200, 503, 0}, "an answer broke off"
+        assert all(requested[name].complete for name in admitted)
+        assert {name for name, reported in requested.items() if reported.status == 200} == admitted
+        assert all("Retry-After" in reported.headers for reported in got if reported.status == 503)
+        assert sum(reported.status == 200 for reported in got) > 20
 
     run(work)
 
@@ -75,11 +75,11 @@ def test_engines_and_gateway_restart_one_after_the_other_and_every_request_is_an
         async def client(port: int) -> None:
             async with aiohttp.ClientSession() as session:
                 while not over.is_set():
-                    told = await ask(session, port, body(30))
-                    if told.status in (0, 503):  # it is away: again, as the SDK does
+                    reported = await ask(session, port, body(30))
+                    if reported.status in (0, 503):  # it is away: again, as the SDK does
                         await asyncio.sleep(0.1)
                         continue
-                    got.append(told)
+                    got.append(reported)
 
         async def roll(urls: list[str], clients: list[asyncio.Task[None]]) -> None:
             async with gateway_process(urls) as gateway:
@@ -114,28 +114,30 @@ def test_engines_and_gateway_restart_one_after_the_other_and_every_request_is_an
             over.set()
             for one in stack:
                 await one.__aexit__(None, None, None)
-        assert all(told.complete for told in got), [told.raw[-200:] for told in got if not told.complete]
-        assert len({told.text for told in got}) == 1, "the same words, wherever they were made"
+        assert all(reported.complete for reported in got), [
+            reported.raw[-200:] for reported in got if not reported.complete
+        ]
+        assert len({reported.text for reported in got}) == 1, "the same words, wherever they were made"
 
     run(work)
 
 
-def test_without_descriptors_it_lives_and_serves_again_when_there_are_some():
+def test_without_descriptors_the_gateway_survives_and_serves_again_with_some():
     async def work() -> None:
         async with (
             engine() as one, gateway_process([one.url], files=96) as gateway, aiohttp.ClientSession() as session,
         ):  # fmt: skip
             assert (await ask(session, gateway.port, body(3))).complete
-            held = []
+            in_use = []
             for _ in range(150):
                 try:
                     async with asyncio.timeout(1):
-                        held.append(await asyncio.open_connection("127.0.0.1", gateway.port))
+                        in_use.append(await asyncio.open_connection("127.0.0.1", gateway.port))
                 except (OSError, TimeoutError):
                     break
             async with asyncio.timeout(10):
                 await ask(session, gateway.port, body(3))  # whatever comes of it, something does
-            for _, writer in held:
+            for _, writer in in_use:
                 writer.transport.abort()
             await until(lambda: gateway.process.returncode is None, 1)
             async with asyncio.timeout(15):

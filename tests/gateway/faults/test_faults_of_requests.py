@@ -58,10 +58,10 @@ async def troubles_while(fault: Fault, served: Callable[[int], bool]) -> tuple[s
 
 def test_one_clients_poison_opens_no_circuit():
     async def work() -> None:
-        troubles, got, whole = await troubles_while(Fault("status", status=500), lambda count: count > 60)
+        troubles, got, entire = await troubles_while(Fault("status", status=500), lambda count: count > 60)
         assert set(got) == {502}
         assert troubles == {""}
-        assert whole
+        assert entire
 
     run(work)
 
@@ -70,20 +70,20 @@ def test_one_clients_poison_within_streams_opens_no_circuit():
     """Each engine says 200, then some tokens, then that it failed; the others' streams go on."""
 
     async def work() -> None:
-        troubles, got, whole = await troubles_while(Fault("error", after_tokens=6), lambda count: count > 30)
+        troubles, got, entire = await troubles_while(Fault("error", after_tokens=6), lambda count: count > 30)
         assert set(got) == {200}
         assert troubles == {""}
-        assert whole
+        assert entire
 
     run(work)
 
 
 def test_one_clients_wrong_requests_put_no_engine_out():
     async def work() -> None:
-        troubles, got, whole = await troubles_while(Fault("status", status=400), lambda count: count > 60)
+        troubles, got, entire = await troubles_while(Fault("status", status=400), lambda count: count > 60)
         assert set(got) == {400}
         assert troubles == {""}
-        assert whole
+        assert entire
 
     run(work)
 
@@ -105,8 +105,8 @@ async def trouble_of_broken(fault: Fault) -> tuple[dict[str, str], Counter[int]]
 
             async with asyncio.timeout(30):
                 while not any(troubles().values()):
-                    told = await asyncio.gather(*(ask(session, gateway.port, body(3)) for _ in range(4)))
-                    got.update(one.status for one in told)
+                    reported = await asyncio.gather(*(ask(session, gateway.port, body(3)) for _ in range(4)))
+                    got.update(one.status for one in reported)
             return troubles(), got
 
 
@@ -119,7 +119,7 @@ def test_an_engine_that_answers_errors_where_its_peer_serves_is_left_alone():
     run(work)
 
 
-def test_an_engine_whose_streams_end_in_errors_where_its_peer_ends_them_is_left_alone():
+def test_an_engine_whose_streams_end_in_errors_unlike_its_peers_is_avoided():
     async def work() -> None:
         troubles, got = await trouble_of_broken(Fault("error", after_tokens=1))
         assert troubles == {"broken": "circuit open", "other": ""}
@@ -144,8 +144,8 @@ def test_the_last_engine_of_a_model_stays_whatever_it_answers():
             async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
                 await gateway.fleet.stable(10.0)
                 one.faults.always = Fault("status", status=500)
-                told = [await ask(session, gateway.port, body(3, f"w{k}")) for k in range(5)]
-                assert {answer.status for answer in told} == {502}
+                reported = [await ask(session, gateway.port, body(3, f"w{k}")) for k in range(5)]
+                assert {answer.status for answer in reported} == {502}
                 one.faults.always = None
                 assert (await ask(session, gateway.port, body(3))).complete
                 await until(gateway.fleet.ready)

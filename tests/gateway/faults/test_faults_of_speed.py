@@ -14,7 +14,7 @@ from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import Fault
 
 
-def test_an_engine_that_is_slow_but_never_still_keeps_its_requests():
+def test_a_slow_engine_that_never_stalls_keeps_its_requests():
     """Pieces come 0.15 s apart, for longer in all than an engine may be silent."""
 
     async def work() -> None:
@@ -23,17 +23,19 @@ def test_an_engine_that_is_slow_but_never_still_keeps_its_requests():
             config = replace(config_of(slow, quick), resilience=resilience)
             async with Gateway(config, listeners=(ledger,)) as gateway, aiohttp.ClientSession() as session:
                 slow.faults.always = Fault("slow", seconds=0.15)
-                begun = time.monotonic()
-                told = await asyncio.gather(*(ask(session, gateway.port, body(tokens, f"tell{k}")) for k in range(4)))
-                duration_s = time.monotonic() - begun
+                started = time.monotonic()
+                reported = await asyncio.gather(
+                    *(ask(session, gateway.port, body(tokens, f"tell{k}")) for k in range(4))
+                )
+                duration_s = time.monotonic() - started
                 assert all(state.up for state in gateway.fleet.states())
-            asked = [
+            requested = [
                 [e.finished for e in one.log.entries if e.body.get("max_tokens") == tokens] for one in (slow, quick)
             ]
         assert duration_s > 1.5 * resilience.stall_s
-        assert all(answer.complete for answer in told)
+        assert all(answer.complete for answer in reported)
         assert ledger.cause == [], "nobody is sent elsewhere"
-        assert asked[0]
-        assert asked[0] + asked[1] == ["finished"] * 4
+        assert requested[0]
+        assert requested[0] + requested[1] == ["finished"] * 4
 
     run(work)

@@ -33,10 +33,10 @@ async def met(faults: Sequence[Fault]):
         await gateway.fleet.stable(10.0)
         one.faults = two.faults = three.faults = FaultPlan(incoming=list(faults))
 
-        async def asked(**fields: object) -> Report:
+        async def requested(**fields: object) -> Report:
             return await ask(session, gateway.port, {**body(TOKENS), **fields})
 
-        yield asked, ledger
+        yield requested, ledger
 
 
 def text_of(report: Report) -> str:
@@ -68,13 +68,13 @@ def usages_of(report: Report) -> list[int]:
 @pytest.mark.parametrize("stream", [True, False])
 def test_behind_an_event_that_is_no_json_the_answer_goes_on_elsewhere(faults, stream):
     async def work() -> None:
-        async with met(faults) as (asked, ledger):
+        async with met(faults) as (requested, ledger):
             fields = {"stream": True, **USAGE} if stream else {"stream": False}
-            told, whole = await asked(**fields), await asked(**fields)
-        assert told.complete if stream else told.status == 200
-        assert text_of(told) == text_of(whole)
-        assert usages_of(told) == [TOKENS]
-        assert b'"text\n' not in told.raw
+            reported, total = await requested(**fields), await requested(**fields)
+        assert reported.complete if stream else reported.status == 200
+        assert text_of(reported) == text_of(total)
+        assert usages_of(reported) == [TOKENS]
+        assert b'"text\n' not in reported.raw
         retried = sum(fault.after_tokens != LAST for fault in faults)
         assert len(ledger.cause) == retried
         assert ledger.outcomes == {Outcome.FINISHED: 2}
@@ -83,12 +83,12 @@ def test_behind_an_event_that_is_no_json_the_answer_goes_on_elsewhere(faults, st
     run(work)
 
 
-def test_a_stream_that_nobody_can_go_on_with_ends_with_an_error_before_it():
+def test_a_stream_that_no_engine_can_continue_ends_with_an_error_before_the_bad_event():
     async def work() -> None:
-        async with met([Fault("malformed", 5)]) as (asked, ledger):
-            told, whole = await asked(presence_penalty=0.5), await asked(presence_penalty=0.5)
-        *output, error, rest = told.raw.split(b"\n\n")
-        assert whole.complete
+        async with met([Fault("malformed", 5)]) as (requested, ledger):
+            reported, total = await requested(presence_penalty=0.5), await requested(presence_penalty=0.5)
+        *output, error, rest = reported.raw.split(b"\n\n")
+        assert total.complete
         assert (len(output) > 0, rest) == (True, b"")
         assert json.loads(error[6:])["error"]["code"] == "engine_failed"
         assert ledger.outcomes == {Outcome.FAILED: 1, Outcome.FINISHED: 1}
@@ -101,11 +101,11 @@ def test_bytes_that_come_one_by_one_make_the_same_answer(fields):
     """Characters of several bytes, and events, are cut anywhere."""
 
     async def work() -> None:
-        async with met([Fault("split")]) as (asked, ledger):
-            told, whole = await asked(**fields), await asked(**fields)
-        assert not text_of(told).isascii()
-        assert text_of(told) == text_of(whole)
-        assert told.status == 200
+        async with met([Fault("split")]) as (requested, ledger):
+            reported, total = await requested(**fields), await requested(**fields)
+        assert not text_of(reported).isascii()
+        assert text_of(reported) == text_of(total)
+        assert reported.status == 200
         assert ledger.cause == []
         assert ledger.tokens_of[1] == ledger.tokens_of[2] > 0
 
@@ -122,15 +122,15 @@ def test_bytes_that_come_one_by_one_make_the_same_answer(fields):
         ([Fault("close", 5)], False, 0.0),
     ],
 )
-def test_numbers_that_an_engine_tells_twice_are_not_counted_twice(first, stream, penalty):
+def test_usage_that_an_engine_reports_twice_is_counted_once(first, stream, penalty):
     """Events that pass as they come are told as often as the engine tells them; what is made here is told once."""
 
     async def work() -> None:
-        async with met([*first, Fault("double_usage")]) as (asked, ledger):
+        async with met([*first, Fault("double_usage")]) as (requested, ledger):
             fields = {"stream": True, **USAGE} if stream else {"stream": False}
-            told = await asked(**fields, presence_penalty=penalty)
-        assert told.complete if stream else told.status == 200
-        assert usages_of(told) == [TOKENS] * (2 if stream and not first else 1)
+            reported = await requested(**fields, presence_penalty=penalty)
+        assert reported.complete if stream else reported.status == 200
+        assert usages_of(reported) == [TOKENS] * (2 if stream and not first else 1)
         assert ledger.tokens_of == {1: TOKENS}
         assert ledger.outcomes == {Outcome.FINISHED: 1}
 

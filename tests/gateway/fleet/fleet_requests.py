@@ -39,7 +39,7 @@ class World:
     async def submit(self, tokens):
         """Status and text of a streamed answer of so many tokens."""
         body = {"model": "m", "prompt": "one two", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-        asked = ClientRequest(
+        requested = ClientRequest(
             api="completions",
             body=json.dumps(body).encode(),
             model="m",
@@ -51,7 +51,7 @@ class World:
             arrival_s=self.driver.clock(),
             headers=[],
         )
-        answer = await self.relay.exchange(asked)
+        answer = await self.relay.exchange(requested)
         lines = b"".join([part async for part in answer]).decode().split("\n\n")
         await answer.aclose()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]

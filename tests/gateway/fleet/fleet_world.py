@@ -35,7 +35,7 @@ def config_of(
     )
 
 
-class Heard:
+class Received:
     """What ``on_change`` was told."""
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Heard:
 
 
 @asynccontextmanager
-async def fleet_of(config: GatewayConfig, **extra: Any) -> AsyncIterator[tuple[Fleet, Heard]]:
-    heard = Heard()
-    async with Fleet(config, on_change=heard, **extra) as fleet:
+async def fleet_of(config: GatewayConfig, **extra: Any) -> AsyncIterator[tuple[Fleet, Received]]:
+    received = Received()
+    async with Fleet(config, on_change=received, **extra) as fleet:
         await fleet.stable(10.0)
-        yield fleet, heard
+        yield fleet, received
 
 
 @asynccontextmanager
@@ -72,8 +72,8 @@ async def engines(*specs: EngineSpec) -> AsyncIterator[list[EngineServer]]:
             await server.__aexit__()
 
 
-async def until(true: Callable[[], bool], most_s: float = 5.0) -> None:
-    async with asyncio.timeout(most_s):
+async def until(true: Callable[[], bool], max_s: float = 5.0) -> None:
+    async with asyncio.timeout(max_s):
         while not true():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.01)
 

@@ -37,13 +37,13 @@ def pods(*names, slice_name="a", **conditions):
 
 @asynccontextmanager
 async def watched(api, tmp_path, **extra):
-    told = Report()
+    reported = Report()
     source = EndpointSlices(
         "default/engines:8000", LIKE, api_url=api.url, account=tmp_path, rng=random.Random(1), **extra
     )
-    task = asyncio.create_task(source.run(told))
+    task = asyncio.create_task(source.run(reported))
     try:
-        yield told
+        yield reported
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -52,15 +52,15 @@ async def watched(api, tmp_path, **extra):
 def scripted(work, tmp_path, **extra):
     """Runs against an API that knows of two pods, once they have been told."""
 
-    async def whole():
+    async def complete():
         async with KubeApi() as api:
             api.put(pods("e-0", "e-1"))
-            async with watched(api, tmp_path, **extra) as told:
-                await until(lambda: told.last == {"e-0": True, "e-1": True} and api.open == 1)
-                await work(api, told)
+            async with watched(api, tmp_path, **extra) as reported:
+                await until(lambda: reported.last == {"e-0": True, "e-1": True} and api.open == 1)
+                await work(api, reported)
             await until(lambda: api.open == 0)
 
-    run(whole)
+    run(complete)
 
 
 def test_changes_come_by_the_watch_alone(tmp_path):
@@ -149,7 +149,7 @@ def test_what_is_no_event_means_a_new_list(line, tmp_path):
     scripted(work, tmp_path)
 
 
-def test_a_silent_watch_is_begun_again(tmp_path):
+def test_a_silent_watch_is_restarted(tmp_path):
     async def work(api, report):
         api.faults.silent = True
         api.put(pods("e-7"))
@@ -191,7 +191,7 @@ def test_it_does_not_hurry_an_api_that_refuses_it(tmp_path, caplog):
     assert "the role needs get, list and watch of endpointslices" in caplog.text
 
 
-def test_a_flapping_endpoint_is_told_and_ends_as_it_is(tmp_path):
+def test_a_flapping_endpoint_is_reported_in_its_final_state(tmp_path):
     async def work(api, report):
         for k in range(30):
             api.put(pods("e-0", "e-1", ready=bool(k % 2)))
@@ -210,9 +210,9 @@ def test_lists_come_in_pages_and_of_the_service_alone(tmp_path):
                 api.put(endpoint_slice(f"s{k}", [endpoint(f"10.0.0.{k}", pod=f"e-{k}")]))
             api.put(endpoint_slice("foreign", [endpoint("10.0.1.1", pod="x")], service="another"))
             api.put(pods("elsewhere"), namespace="other")
-            async with watched(api, tmp_path) as told:
-                await until(lambda: told.last is not None)
-                assert told.last == {f"e-{k}": True for k in range(5)}
+            async with watched(api, tmp_path) as reported:
+                await until(lambda: reported.last is not None)
+                assert reported.last == {f"e-{k}": True for k in range(5)}
                 assert api.lists == 3
 
     run(work)
@@ -223,14 +223,14 @@ def test_a_token_that_was_changed_is_read_again(tmp_path):
         async with KubeApi(token="first") as api:
             api.put(pods("e-0"))
             (tmp_path / "token").write_text("first\n")
-            async with watched(api, tmp_path) as told:
-                await until(lambda: told.last == {"e-0": True})
+            async with watched(api, tmp_path) as reported:
+                await until(lambda: reported.last == {"e-0": True})
                 api.token = "second"
                 api.end_watches()
                 api.put(pods("e-1"))
                 await until(lambda: api.refused > 0)
                 (tmp_path / "token").write_text("second\n")
-                await until(lambda: told.last == {"e-1": True})
+                await until(lambda: reported.last == {"e-1": True})
                 assert api.lists == 1
 
     run(work)
@@ -248,18 +248,18 @@ def test_an_authority_that_was_changed_is_read_again(tmp_path):
         old.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
         async with KubeApi(tls=served_by(old)) as api:
             api.put(pods("e-0"))
-            async with watched(api, tmp_path) as told:
-                await until(lambda: told.last == {"e-0": True})
+            async with watched(api, tmp_path) as reported:
+                await until(lambda: reported.last == {"e-0": True})
                 await api.stop()
                 async with KubeApi(tls=served_by(new), port=api.port) as rotated:
                     for name in ("e-0", "e-1"):
                         rotated.put(pods(name))
                     rotated.clear()
                     await asyncio.sleep(0.3)
-                    assert told.last == {"e-0": True}
+                    assert reported.last == {"e-0": True}
                     assert not rotated.paths  # nobody was believed yet
                     new.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
-                    await until(lambda: told.last == {"e-1": True})
+                    await until(lambda: reported.last == {"e-1": True})
 
     run(work)
 
@@ -270,7 +270,7 @@ def test_a_place_that_is_none_is_refused(place):
         EndpointSlices(place, LIKE, api_url="http://127.0.0.1:1")
 
 
-def test_outside_of_a_pod_an_address_is_asked_for(monkeypatch):
+def test_outside_of_a_pod_an_address_is_required(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(InputError, match="api_url"):
         EndpointSlices("default/engines:8000", LIKE)

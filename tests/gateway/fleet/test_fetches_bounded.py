@@ -24,10 +24,10 @@ PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 @asynccontextmanager
 async def answering(answer):
     """A server that answers every request so; its address, and what was asked."""
-    asked = []
+    requested = []
 
     async def noted(request):
-        asked.append(f"{request.method} {request.path}")
+        requested.append(f"{request.method} {request.path}")
         return await answer(request)
 
     app = web.Application()
@@ -36,7 +36,7 @@ async def answering(answer):
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", requested
     finally:
         await runner.cleanup()
 
@@ -52,12 +52,16 @@ def test_no_engine_sends_the_gateway_elsewhere(path):
             async def mostly(request):
                 if request.path == path:
                     raise web.HTTPTemporaryRedirect(f"{inner.url}{path}")
-                async with client.request(request.method, inner.url + request.path, data=await request.read()) as told:
-                    return web.Response(body=await told.read(), status=told.status, content_type=told.content_type)
+                async with client.request(
+                    request.method, inner.url + request.path, data=await request.read()
+                ) as reported:
+                    return web.Response(
+                        body=await reported.read(), status=reported.status, content_type=reported.content_type
+                    )
 
-            async with answering(mostly) as (url, asked):
+            async with answering(mostly) as (url, requested):
                 async with fleet_of(config_of(Engine(url))) as (fleet, _):
-                    await until(lambda: f"GET {path}" in asked or f"POST {path}" in asked)
+                    await until(lambda: f"GET {path}" in requested or f"POST {path}" in requested)
                     await asyncio.sleep(0.3)
                     assert fleet.workers()[0].name == url.removeprefix("http://")
                 reached = [*inner.log.others, *(f"POST /v1/{entry.api}" for entry in inner.log.entries)]
@@ -73,12 +77,12 @@ def test_no_kubernetes_api_sends_the_gateway_elsewhere(tmp_path):
             async def elsewhere(_):
                 raise web.HTTPTemporaryRedirect(api.url + PATH)
 
-            async with answering(elsewhere) as (url, asked), KubernetesClient(url, account=tmp_path) as client:
+            async with answering(elsewhere) as (url, requested), KubernetesClient(url, account=tmp_path) as client:
                 with pytest.raises(kubernetes_api.KubernetesError, match="http 307"):
                     await client.list(PATH, "")
                 with pytest.raises(kubernetes_api.KubernetesError, match="http 307"):
                     await anext(client.watch(PATH, "", "1", duration_s=5.0, timeout_s=5.0))
-                assert len(asked) == 2
+                assert len(requested) == 2
                 assert not api.paths
 
     run(work)
@@ -99,17 +103,17 @@ def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypat
             await answer.write(b" " * 65_536)
 
     async def work():
-        async with answering(endless) as (url, asked), KubernetesClient(url, account=tmp_path) as client:
+        async with answering(endless) as (url, requested), KubernetesClient(url, account=tmp_path) as client:
             with pytest.raises(kubernetes_api.KubernetesError, match="a list of more than 200000 bytes"):
                 await client.list(PATH, "")
-            assert len(asked) == 10
-        async with answering(flood) as (url, asked), KubernetesClient(url, account=tmp_path) as client:
+            assert len(requested) == 10
+        async with answering(flood) as (url, requested), KubernetesClient(url, account=tmp_path) as client:
             with pytest.raises(kubernetes_api.KubernetesError, match="a list of more than 200000 bytes"):
                 await client.list(PATH, "")
             with pytest.raises(kubernetes_api.KubernetesError, match="an event without an end"):
                 async for _ in client.watch(PATH, "", "1", duration_s=5.0, timeout_s=5.0):
                     pass
-            assert len(asked) == 2
+            assert len(requested) == 2
 
     run(work)
 
@@ -120,21 +124,21 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
             api.faults.page = 1
             for name in ("a", "b", "c"):
                 api.put(endpoint_slice(name, [endpoint(f"10.0.0.{ord(name)}", pod=name)]))
-            told = []
+            reported = []
             source = EndpointSlices("default/engines:8000", Engine("http://any"), api_url=api.url, account=tmp_path)
-            task = asyncio.create_task(source.run(lambda found: told.append({one.name for one in found})))
-            await until(lambda: told == [{"a", "b", "c"}] and api.open == 1)
+            task = asyncio.create_task(source.run(lambda found: reported.append({one.name for one in found})))
+            await until(lambda: reported == [{"a", "b", "c"}] and api.open == 1)
             monkeypatch.setattr(kubernetes_api, "MAX_LIST_BYTES", 700)
             lists = api.lists
             api.delete("a")
-            await until(lambda: told[-1] == {"b", "c"})
+            await until(lambda: reported[-1] == {"b", "c"})
             api.clear()
             api.send_all(b'{"type":"ERROR","object":{"code":410}}\n')
             await until(lambda: api.lists > lists + 3)
-            assert told[-1] == {"b", "c"}
+            assert reported[-1] == {"b", "c"}
             monkeypatch.setattr(kubernetes_api, "MAX_LIST_BYTES", 70_000)
-            await until(lambda: len(told) == 3)
-            assert told[-1] == {"b", "c"}
+            await until(lambda: len(reported) == 3)
+            assert reported[-1] == {"b", "c"}
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -142,22 +146,22 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
 
 
 def test_an_engine_that_never_stops_telling_two_tokens_is_not_listened_to_for_long():
-    told = 0
+    reported = 0
 
     async def endless(request):
-        nonlocal told
+        nonlocal reported
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
         while True:
             await answer.write(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n' * 100)
-            told += 100
+            reported += 100
 
     async def work():
-        async with answering(endless) as (url, asked), ClientSession() as session:
+        async with answering(endless) as (url, requested), ClientSession() as session:
             metadata = await send_prompt(Engine(url), session, EngineMetadata(), priority=False)
             assert not metadata.prompted
             assert not metadata.capabilities.ids_each
-            assert asked == ["POST /v1/completions"]
-            assert told < 100_000
+            assert requested == ["POST /v1/completions"]
+            assert reported < 100_000
 
     run(work)

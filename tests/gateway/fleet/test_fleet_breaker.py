@@ -47,7 +47,7 @@ def test_an_output_that_begins_ends_a_trial_and_is_no_answer_while_it_is_closed(
     assert breaker.next_s(1.0) == 3.0  # no answer came to its end since: twice as long
 
 
-def test_what_was_sent_before_it_opened_neither_closes_it_nor_keeps_it_open():
+def test_requests_sent_before_the_breaker_opened_neither_close_nor_extend_it():
     breaker = Breaker(1, 1.0)
     breaker.failed(0.0)
     assert not breaker.failed(0.5)
@@ -72,8 +72,8 @@ def test_laws_of_the_breaker(steps, most):
         now_s += passed_s
         before = breaker.state(now_s)
         assert (breaker.next_s(now_s) < math.inf) == (before == OPEN)
-        told = {"f": breaker.failed, "a": breaker.succeeded, "b": breaker.started}[what]
-        changed = told(now_s)
+        reported = {"f": breaker.failed, "a": breaker.succeeded, "b": breaker.started}[what]
+        changed = reported(now_s)
         after = breaker.state(now_s)
         row = {"f": row + 1, "a": 0, "b": row}[what]
         assert changed == (before != after)

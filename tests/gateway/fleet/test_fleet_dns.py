@@ -34,17 +34,17 @@ def test_the_system_resolver_finds_loopback():
 
 def test_every_address_is_an_engine_and_a_failing_look_up_changes_nothing(caplog):
     async def work():
-        resolver, told = Resolver("10.0.0.2", "10.0.0.1", "10.0.0.1", "fd00::1"), []
+        resolver, reported = Resolver("10.0.0.2", "10.0.0.1", "10.0.0.1", "fd00::1"), []
         source = Dns("engines.default.svc:8000", 0.01, LIKE, lookup=resolver)
-        task = asyncio.create_task(source.run(lambda found: told.append([one.engine.url for one in found])))
-        await until(lambda: len(told) > 1)
-        assert told[-1] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://[fd00::1]:8000"]
+        task = asyncio.create_task(source.run(lambda found: reported.append([one.engine.url for one in found])))
+        await until(lambda: len(reported) > 1)
+        assert reported[-1] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://[fd00::1]:8000"]
         resolver.found = None
-        before, looks = len(told), resolver.polls
+        before, looks = len(reported), resolver.polls
         await until(lambda: resolver.polls > looks + 5)
-        assert len(told) <= before + 1
+        assert len(reported) <= before + 1
         resolver.found = ["10.0.0.9"]
-        await until(lambda: told[-1] == ["http://10.0.0.9:8000"])
+        await until(lambda: reported[-1] == ["http://10.0.0.9:8000"])
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -18,10 +18,13 @@ def by_priority(kind):
     return EngineSpec(kind=kind, limits=Limits(max_num_seqs=4, num_blocks=1024, by_priority=True))
 
 
-def test_each_kind_of_engine_is_known_by_what_it_tells_of_itself():
+def test_each_kind_of_engine_is_recognized_by_its_own_metadata():
     async def work():
         specs = [EngineSpec(kind=kind, limits=SMALL) for kind in ("vllm", "sglang", "llama.cpp", "openai")]
-        async with engines(*specs) as servers, fleet_of(config_of(*(Engine(s.url) for s in servers))) as (fleet, heard):
+        async with (
+            engines(*specs) as servers,
+            fleet_of(config_of(*(Engine(s.url) for s in servers))) as (fleet, received),
+        ):
             vllm, sglang, llama, plain = (fleet.worker(s.url.removeprefix("http://")) for s in servers)
             assert [w.kind for w in (vllm, sglang, llama, plain)] == ["vllm", "sglang", "llama.cpp", "openai"]
             assert vllm.capabilities.version
@@ -32,23 +35,23 @@ def test_each_kind_of_engine_is_known_by_what_it_tells_of_itself():
             assert (sglang.metadata.slots, llama.metadata.slots) == (4, 4)
             assert (sglang.metadata.kv_tokens, llama.metadata.kv_tokens) == (1024 * 16, 4 * 8192)
             assert (vllm.metadata.slots, plain.metadata.slots) == (None, None)  # they do not tell
-            assert heard.ups() == 4
+            assert received.ups() == 4
             assert fleet.models() == ("toy",)
             assert fleet.ready()
             assert "toy" in vllm.capabilities.models
             assert "another" not in vllm.capabilities.models
-            assert heard.last[llama.name].slots == 4
+            assert received.last[llama.name].slots == 4
 
     run(work)
 
 
 def test_an_engine_is_sent_one_tiny_prompt_at_most_and_none_where_that_is_off():
     async def work():
-        async with engines(EngineSpec(), EngineSpec()) as (asked, unasked):
-            entries = Engine(asked.url), Engine(unasked.url, probe=False)
-            async with fleet_of(config_of(*entries)) as (fleet, heard):
-                assert heard.ups() == 2
-                assert [entry.sent_tokens for entry in asked.log.entries] == [2]
+        async with engines(EngineSpec(), EngineSpec()) as (requested, unasked):
+            entries = Engine(requested.url), Engine(unasked.url, probe=False)
+            async with fleet_of(config_of(*entries)) as (fleet, received):
+                assert received.ups() == 2
+                assert [entry.sent_tokens for entry in requested.log.entries] == [2]
                 assert not unasked.log.entries
                 able = fleet.worker(unasked.url.removeprefix("http://")).capabilities
                 assert not able.ids_each
@@ -67,7 +70,7 @@ def test_an_engine_is_sent_one_tiny_prompt_at_most_and_none_where_that_is_off():
         (EngineSpec(kind="llama.cpp"), 0, "accepts no priorities"),
     ],
 )
-def test_who_takes_priorities_and_which_go_first(spec, sign, words):
+def test_priority_support_and_direction_are_detected(spec, sign, words):
     async def work():
         async with engines(spec) as (server,), fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, _):
             worker = fleet.workers()[0]
@@ -81,7 +84,7 @@ def test_who_takes_priorities_and_which_go_first(spec, sign, words):
 
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
-def test_a_vllm_in_development_mode_tells_its_policy_itself(policy):
+def test_a_vllm_in_development_mode_reports_its_policy_directly(policy):
     async def info(_):
         return web.json_response({"vllm_config": {"scheduler_config": {"policy": policy}}})
 
@@ -126,37 +129,37 @@ def test_what_is_minded_about_engines_is_known_before_the_start():
     async def work():
         async with engines(EngineSpec()) as (server,):
             entries = Engine(server.url, name="refuses"), Engine("http://127.0.0.1:1", name="nobody")
-            told = await probe_notices(config_of(*entries, order=PRIORITY))
-            assert len(told) == 2
-            assert told[0].startswith("refuses accepts no priorities")
-            assert told[1].startswith("nobody could not be probed")
+            reported = await probe_notices(config_of(*entries, order=PRIORITY))
+            assert len(reported) == 2
+            assert reported[0].startswith("refuses accepts no priorities")
+            assert reported[1].startswith("nobody could not be probed")
 
     run(work)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp", "openai"])
-def test_a_mode_that_cuts_before_an_engine_that_cannot_be_cut_is_told(kind):
+def test_a_preempting_mode_before_a_nonpreemptible_engine_is_warned_about(kind):
     async def work():
         async with engines(EngineSpec(kind=kind)) as (server,):
             entries = Engine(server.url, generation_defaults="none")
-            told = await probe_notices(config_of(entries, order=Order(mode="windowed")))
-            assert ["no request is preempted there" in text for text in told] == [True] * (kind != "vllm")
+            reported = await probe_notices(config_of(entries, order=Order(mode="windowed")))
+            assert ["no request is preempted there" in text for text in reported] == [True] * (kind != "vllm")
 
     run(work)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault("hang"), Fault("full"), Fault("stall", 1)])
-def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monkeypatch, fault):
+def test_an_engine_that_did_not_answer_the_probe_prompt_is_probed_again_soon(monkeypatch, fault):
     monkeypatch.setattr("lengthwise.gateway.fleet.engine_probe.PROMPT_TIMEOUT_S", 0.2)
     monkeypatch.setattr("lengthwise.gateway.fleet.worker.MIN_PROMPT_WAIT_S", 0.01)
 
     async def work():
         async with engines(by_priority("vllm")) as (server,):
             server.faults.incoming = [fault] * 3
-            async with fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, heard):
+            async with fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, received):
                 worker = fleet.workers()[0]
-                assert heard.ups() == 1, "meanwhile it serves"
+                assert received.ups() == 1, "meanwhile it serves"
                 assert not worker.capabilities.ids_each
                 assert "has not answered yet" in worker.priority_notice()
                 await until(lambda: worker.capabilities.ids_each)
@@ -167,7 +170,7 @@ def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monke
     run(work)
 
 
-def test_priorities_are_asked_about_only_where_they_matter():
+def test_priorities_are_probed_only_where_they_matter():
     async def work():
         async with engines(by_priority("vllm")) as (server,), fleet_of(config_of(Engine(server.url))) as (fleet, _):
             assert fleet.workers()[0].priority_sign == 0
@@ -175,13 +178,13 @@ def test_priorities_are_asked_about_only_where_they_matter():
     run(work)
 
 
-def test_a_wrong_key_keeps_an_engine_out_and_says_why_a_right_one_lets_it_in():
+def test_a_wrong_key_excludes_an_engine_with_the_reason_and_a_right_one_admits_it():
     async def work():
         spec = EngineSpec(api_key="right")
         async with engines(spec, spec) as (one, two):
             entries = (Engine(one.url, name="wrong", api_key="no"), Engine(two.url, name="right", api_key="right"))
-            async with fleet_of(config_of(*entries, resilience=CARE)) as (fleet, heard):
-                assert [heard.last[name].up for name in ("wrong", "right")] == [False, True]
+            async with fleet_of(config_of(*entries, resilience=CARE)) as (fleet, received):
+                assert [received.last[name].up for name in ("wrong", "right")] == [False, True]
                 assert "API key" in fleet.worker("wrong").unavailable_reason(0.0)
 
     run(work)
@@ -189,8 +192,8 @@ def test_a_wrong_key_keeps_an_engine_out_and_says_why_a_right_one_lets_it_in():
 
 def test_a_model_that_is_not_an_engine_at_all_is_down_not_an_error():
     async def work():
-        async with fleet_of(config_of(Engine("http://127.0.0.1:1", name="nobody"))) as (fleet, heard):
-            assert not heard.last["nobody"].up
+        async with fleet_of(config_of(Engine("http://127.0.0.1:1", name="nobody"))) as (fleet, received):
+            assert not received.last["nobody"].up
             assert "connection refused" in fleet.worker("nobody").unavailable_reason(0.0)
             assert not fleet.ready()
 

@@ -19,7 +19,7 @@ def fed(outliers, name, *, failed=0, succeeded=0, rejected=0, proven=0, first_to
         outliers.first_token(name, seconds)
 
 
-def test_who_fails_far_more_often_than_its_peers_is_left_out_and_comes_back():
+def test_an_engine_that_fails_far_more_than_its_peers_is_ejected_and_returns():
     outliers = OutlierDetector(2.0)
     fed(outliers, "bad", failed=8, succeeded=8)
     fed(outliers, "good", succeeded=50)
@@ -29,7 +29,7 @@ def test_who_fails_far_more_often_than_its_peers_is_left_out_and_comes_back():
     assert not outliers.is_ejected("bad", 2.0)
 
 
-def test_who_fails_again_is_left_out_for_longer():
+def test_an_engine_that_fails_again_is_ejected_for_longer():
     outliers, now_s, lengths = OutlierDetector(1.0), 0.0, []
     for _ in range(6):
         fed(outliers, "bad", failed=MIN_REQUESTS)
@@ -40,7 +40,7 @@ def test_who_fails_again_is_left_out_for_longer():
     assert lengths == [1, 2, 4, 8, 16, 16]
 
 
-def test_who_is_far_slower_to_begin_is_left_out():
+def test_an_engine_that_is_far_slower_to_start_is_ejected():
     outliers = OutlierDetector(2.0)
     fed(outliers, "slow", first_token_s=[9.0] * MIN_REQUESTS)
     for name in ("a", "b"):
@@ -55,7 +55,7 @@ def test_all_alike_bad_or_slow_are_no_outliers():
     assert outliers.update(0.0, list("abcd")) == ()
 
 
-def test_a_few_requests_say_nothing_and_one_alone_has_no_peers():
+def test_a_few_requests_prove_nothing_and_a_single_engine_has_no_peers():
     outliers = OutlierDetector(2.0)
     fed(outliers, "new", failed=MIN_REQUESTS - 1)
     fed(outliers, "old", succeeded=100)
@@ -64,7 +64,7 @@ def test_a_few_requests_say_nothing_and_one_alone_has_no_peers():
     assert outliers.update(0.0, ["new"]) == ()
 
 
-def test_who_calls_requests_wrong_that_its_peers_serve_is_left_out():
+def test_an_engine_that_rejects_requests_its_peers_serve_is_ejected():
     outliers = OutlierDetector(2.0)
     fed(outliers, "odd", rejected=8, succeeded=8, proven=MIN_CONFIRMED - 1)
     for name in ("a", "b"):
@@ -74,14 +74,14 @@ def test_who_calls_requests_wrong_that_its_peers_serve_is_left_out():
     assert outliers.update(0.0, ["odd", "a", "b"]) == ("odd",)
 
 
-def test_fewer_proofs_leave_nobody_out():
+def test_too_few_confirmations_eject_no_engine():
     outliers = OutlierDetector(2.0)
     fed(outliers, "odd", rejected=8, succeeded=8, proven=MIN_CONFIRMED - 1)
     fed(outliers, "a", succeeded=30)
     assert outliers.update(0.0, ["odd", "a"]) == ()
 
 
-def test_wrong_requests_that_only_one_was_sent_put_nobody_out():
+def test_bad_requests_that_only_one_engine_received_eject_none():
     """They go to whoever has room, and that may be the same one again and again."""
     outliers = OutlierDetector(2.0)
     fed(outliers, "unlucky", rejected=500, succeeded=20)
@@ -93,7 +93,7 @@ def test_wrong_requests_that_only_one_was_sent_put_nobody_out():
     assert outliers.update(0.0, ["unlucky", "other"]) == ()
 
 
-def test_wrong_requests_that_come_to_all_alike_put_nobody_out():
+def test_bad_requests_that_reach_all_engines_equally_eject_none():
     outliers = OutlierDetector(2.0)
     for name in "abc":
         fed(outliers, name, rejected=40, succeeded=10)

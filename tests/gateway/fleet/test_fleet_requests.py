@@ -22,10 +22,10 @@ def test_a_stream_outlives_its_endpoint_flapping_and_going():
             api.put(item)
             discovery = Discovery(endpoint_slices="default/engines:http", api_url=api.url)
             config = GatewayConfig(discovery=discovery, resilience=CARE, dispatch=DISPATCH, order=ORDER)
-            async with world(config) as here:
-                await until(here.fleet.ready)
-                alone = await here.submit(220)
-                stream = asyncio.create_task(here.submit(220))
+            async with world(config) as gateway:
+                await until(gateway.fleet.ready)
+                alone = await gateway.submit(220)
+                stream = asyncio.create_task(gateway.submit(220))
                 for _ in range(4):
                     await asyncio.sleep(0.1)
                     api.delete("s")
@@ -35,36 +35,36 @@ def test_a_stream_outlives_its_endpoint_flapping_and_going():
                 api.delete("s")
                 assert await stream == alone
                 assert len(server.log.entries) == 3  # the tiny prompt, and each request once
-                await until(lambda: not here.fleet.workers())  # nothing runs there any more
+                await until(lambda: not gateway.fleet.workers())  # nothing runs there any more
 
     run(work)
 
 
-def test_an_engine_that_starts_anew_under_load_loses_nobody():
+def test_an_engine_that_restarts_under_load_loses_no_request():
     async def work():
         async with engines(SPEC, SPEC) as servers:
             entries = [Engine(server.url, name=f"e{k}") for k, server in enumerate(servers)]
-            async with world(config_of(*entries, order=ORDER)) as here:
-                alone = await here.submit(150)
-                tasks = [asyncio.create_task(here.submit(150)) for _ in range(12)]
-                await until(lambda: here.driver.statistics().running >= 8)
+            async with world(config_of(*entries, order=ORDER)) as gateway:
+                alone = await gateway.submit(150)
+                tasks = [asyncio.create_task(gateway.submit(150)) for _ in range(12)]
+                await until(lambda: gateway.driver.statistics().running >= 8)
                 await servers[0].restart()
                 assert await asyncio.gather(*tasks) == [alone] * 12
-                await until(lambda: len([w for w in here.driver.statistics().workers if w.up]) == 2)
-                assert here.driver.num_requests == 0
+                await until(lambda: len([w for w in gateway.driver.statistics().workers if w.up]) == 2)
+                assert gateway.driver.num_requests == 0
 
     run(work)
 
 
-def test_requests_wait_while_no_engine_is_there_and_go_on_when_one_comes():
+def test_requests_wait_while_there_is_no_engine_and_continue_when_one_arrives():
     async def work():
-        async with engines(SPEC) as (server,), world(config_of(Engine(server.url), order=ORDER)) as here:
-            alone = await here.submit(40)
+        async with engines(SPEC) as (server,), world(config_of(Engine(server.url), order=ORDER)) as gateway:
+            alone = await gateway.submit(40)
             await server.die()
-            await until(lambda: not here.fleet.ready())
-            waiting = asyncio.create_task(here.submit(40))
+            await until(lambda: not gateway.fleet.ready())
+            waiting = asyncio.create_task(gateway.submit(40))
             await asyncio.sleep(0.2)
-            assert here.driver.statistics().waiting == 1
+            assert gateway.driver.statistics().waiting == 1
             await server.restart()
             assert await waiting == alone
 
@@ -75,15 +75,15 @@ def test_a_stream_outlives_other_settings_of_its_engine():
     async def work():
         async with engines(SPEC) as (server,):
             engine = Engine(server.url, name="e")
-            async with world(config_of(engine, order=ORDER)) as here:
-                alone, kept = await here.submit(150), here.fleet.worker("e")
-                stream = asyncio.create_task(here.submit(150))
-                await until(lambda: here.driver.statistics().running == 1)
-                other = replace(engine, in_flight=2, probe=False, generation_defaults="none")
-                await here.fleet.configure(config_of(other, order=ORDER))
-                await until(lambda: here.fleet.states()[0].in_flight == 2)
-                assert here.fleet.worker("e") is kept
-                assert kept.capabilities.own_defaults is False
+            async with world(config_of(engine, order=ORDER)) as gateway:
+                alone, retained = await gateway.submit(150), gateway.fleet.worker("e")
+                stream = asyncio.create_task(gateway.submit(150))
+                await until(lambda: gateway.driver.statistics().running == 1)
+                other = replace(engine, concurrency=2, probe=False, generation_defaults="none")
+                await gateway.fleet.configure(config_of(other, order=ORDER))
+                await until(lambda: gateway.fleet.states()[0].concurrency == 2)
+                assert gateway.fleet.worker("e") is retained
+                assert retained.capabilities.own_defaults is False
                 assert await stream == alone
                 assert len(server.log.entries) == 3  # the tiny prompt, and each request once
 
@@ -91,24 +91,24 @@ def test_a_stream_outlives_other_settings_of_its_engine():
 
 
 @pytest.mark.slow
-def test_a_stream_ends_where_it_began_while_another_engine_takes_the_name():
+def test_a_stream_ends_where_it_started_while_another_engine_takes_the_name():
     async def work():
         async with engines(SPEC, SPEC) as (first, second):
-            old, new = Engine(first.url, name="e", in_flight=1), Engine(second.url, name="e", in_flight=1)
-            async with world(config_of(old, order=ORDER)) as here:
-                alone, kept = await here.submit(400), here.fleet.worker("e")
-                stream = asyncio.create_task(here.submit(400))
-                await until(lambda: here.driver.statistics().running == 1)
-                await here.fleet.configure(config_of(new, order=ORDER))
-                assert here.fleet.worker("e") is not kept
-                assert alone.startswith(await here.submit(5))
+            old, new = Engine(first.url, name="e", concurrency=1), Engine(second.url, name="e", concurrency=1)
+            async with world(config_of(old, order=ORDER)) as gateway:
+                alone, retained = await gateway.submit(400), gateway.fleet.worker("e")
+                stream = asyncio.create_task(gateway.submit(400))
+                await until(lambda: gateway.driver.statistics().running == 1)
+                await gateway.fleet.configure(config_of(new, order=ORDER))
+                assert gateway.fleet.worker("e") is not retained
+                assert alone.startswith(await gateway.submit(5))
                 assert not stream.done(), "it has its own engine's only seat, and the new one has one of its own"
-                leaving = {one.name: (one.up, one.in_flight) for one in here.driver.statistics().workers}
+                leaving = {one.name: (one.up, one.in_flight) for one in gateway.driver.statistics().workers}
                 assert leaving == {"e": (True, 0), "e (leaving 0)": (False, 1)}
                 assert await stream == alone
                 assert (len(entries(first)), len(entries(second))) == (2, 1), "it was not moved"
-                await until(lambda: [one.name for one in here.fleet.workers()] == ["e"])
-                await until(lambda: [one.name for one in here.driver.statistics().workers] == ["e"])
+                await until(lambda: [one.name for one in gateway.fleet.workers()] == ["e"])
+                await until(lambda: [one.name for one in gateway.driver.statistics().workers] == ["e"])
 
     run(work)
 
@@ -117,18 +117,18 @@ def test_a_stream_outlives_another_key_of_its_engine():
     async def work():
         async with engines(SPEC) as (server,):
             engine = Engine(server.url, name="e")
-            async with world(config_of(engine, order=ORDER)) as here:
-                alone = await here.submit(150)
-                streams = [asyncio.create_task(here.submit(150)) for _ in range(3)]
-                await until(lambda: here.driver.statistics().running == 3)
+            async with world(config_of(engine, order=ORDER)) as gateway:
+                alone = await gateway.submit(150)
+                streams = [asyncio.create_task(gateway.submit(150)) for _ in range(3)]
+                await until(lambda: gateway.driver.statistics().running == 3)
                 for key in ("sk-1", "sk-2"):  # the second before the first was ever used
-                    await here.fleet.configure(config_of(replace(engine, api_key=key), order=ORDER))
-                assert len(here.fleet.workers()) == 2, "who was never up has nothing to end"
+                    await gateway.fleet.configure(config_of(replace(engine, api_key=key), order=ORDER))
+                assert len(gateway.fleet.workers()) == 2, "who was never up has nothing to end"
                 assert await asyncio.gather(*streams) == [alone] * 3
                 assert len(entries(server)) == 4
-                await here.submit(5)
+                await gateway.submit(5)
                 assert entries(server)[-1].headers["authorization"] == "Bearer sk-2"
-                await until(lambda: len(here.fleet.workers()) == 1)
+                await until(lambda: len(gateway.fleet.workers()) == 1)
 
     run(work)
 
@@ -137,16 +137,18 @@ def test_a_stream_goes_on_elsewhere_where_its_engine_dies_after_its_name_was_tak
     async def work():
         async with (
             engines(SPEC, SPEC) as (first, second),
-            world(config_of(Engine(first.url, name="e"), order=ORDER)) as here,
+            world(config_of(Engine(first.url, name="e"), order=ORDER)) as gateway,
         ):
-            alone = await here.submit(150)
-            stream = asyncio.create_task(here.submit(150))
-            await until(lambda: here.driver.statistics().running == 1)
-            await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER))
+            alone = await gateway.submit(150)
+            stream = asyncio.create_task(gateway.submit(150))
+            await until(lambda: gateway.driver.statistics().running == 1)
+            await gateway.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER))
             await first.die()
             assert await stream == alone
             assert len(second.log.entries) == 2  # the tiny prompt, and the rest
-            assert here.fleet.worker("e").unavailable_reason(monotonic()) == "", "what the old one did is not its fault"
+            assert gateway.fleet.worker("e").unavailable_reason(monotonic()) == "", (
+                "what the old one did is not its fault"
+            )
 
     run(work)
 
@@ -155,12 +157,12 @@ def test_an_engine_that_is_down_makes_way_at_once():
     async def work():
         async with (
             engines(SPEC, SPEC) as (first, second),
-            world(config_of(Engine(first.url, name="e"), order=ORDER)) as here,
+            world(config_of(Engine(first.url, name="e"), order=ORDER)) as gateway,
         ):
             await first.die()
-            await until(lambda: not here.fleet.ready())
-            await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER))
-            assert [one.name for one in here.fleet.workers()] == ["e"]
-            await until(here.fleet.ready)
+            await until(lambda: not gateway.fleet.ready())
+            await gateway.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER))
+            assert [one.name for one in gateway.fleet.workers()] == ["e"]
+            await until(gateway.fleet.ready)
 
     run(work)

@@ -47,12 +47,12 @@ def test_sglang_and_llama_cpp_by_their_own_names():
     assert (llama.signals.running, llama.signals.waiting, llama.signals.kv_used) == (2, 7, None)
 
 
-def test_a_cache_that_tells_its_tokens_itself_is_believed():
+def test_a_cache_size_reported_in_tokens_is_used_directly():
     line = b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="5000",num_gpu_blocks="100"} 1\n'
     assert parse_metrics(line, 0.0).kv_tokens == 5000
 
 
-def test_retractions_are_counted_where_a_counter_is_there():
+def test_retractions_are_counted_if_a_counter_exists():
     body = b"sglang:num_retracted_reqs 1\nsglang:num_retracted_requests_total 9\n"
     assert parse_metrics(body, 0.0).signals.preemptions == 9
 
@@ -78,7 +78,7 @@ def test_garbage_never_raises_and_never_counts(noise, more, at):
             assert value is None or value >= 0
 
 
-def test_a_process_that_is_another_is_told_by_its_start_or_by_tokens_that_fell():
+def test_a_restarted_process_is_recognized_by_its_start_time_or_falling_counters():
     old = parse_metrics(b"vllm:generation_tokens_total 10\nprocess_start_time_seconds 5\n", 0.0)
     assert parse_metrics(b"vllm:generation_tokens_total 10\nprocess_start_time_seconds 5\n", 1.0).follows(old)
     assert not parse_metrics(b"vllm:generation_tokens_total 99\nprocess_start_time_seconds 6\n", 1.0).follows(old)

@@ -8,7 +8,7 @@ from kube_api import endpoint, endpoint_slice
 from lengthwise.gateway.config import Engine, Tls
 from lengthwise.gateway.fleet.discovery import Slices
 
-LIKE = Engine("http://found", api_key="k", in_flight=3)
+LIKE = Engine("http://found", api_key="k", concurrency=3)
 
 
 def found(*items, port="8000"):
@@ -49,13 +49,13 @@ def test_a_pod_in_slices_of_both_families_is_one_engine_by_its_ipv4_address():
     assert found(six) == {"e-0": ("http://[fd00::1]:8000", True)}
 
 
-def test_a_pod_that_one_slice_calls_terminating_is_going_whatever_another_says():
+def test_a_pod_that_terminates_in_one_slice_is_leaving_whatever_another_reports():
     old = endpoint_slice("a", [endpoint("10.0.0.1", pod="e-0", ready=True)])
     new = endpoint_slice("b", [endpoint("10.0.0.1", pod="e-0", ready=False, terminating=True)])
     assert found(old, new)["e-0"] == ("http://10.0.0.1:8000", False)
 
 
-def test_a_pod_that_moves_between_slices_is_up_while_one_of_them_says_so():
+def test_a_pod_that_moves_between_slices_is_up_while_one_of_them_reports_so():
     old = endpoint_slice("a", [endpoint("10.0.0.1", pod="e-0", ready=False)])
     new = endpoint_slice("b", [endpoint("10.0.0.1", pod="e-0", ready=True)])
     assert found(old, new)["e-0"][1] is True
@@ -76,10 +76,10 @@ def test_two_pods_of_one_name_go_by_their_addresses():
 
 
 def test_what_holds_of_all_holds_of_each_and_certificates_mean_https():
-    slices = Slices("8000", Engine("http://found", api_key="k", in_flight=3, tls=Tls(ca="ca.pem")))
+    slices = Slices("8000", Engine("http://found", api_key="k", concurrency=3, tls=Tls(ca="ca.pem")))
     slices.put(endpoint_slice("a", [endpoint("10.0.0.1", pod="e-0")]))
     engine = slices.endpoints()[0].engine
-    assert (engine.api_key, engine.in_flight, engine.url) == ("k", 3, "https://10.0.0.1:8000")
+    assert (engine.api_key, engine.concurrency, engine.url) == ("k", 3, "https://10.0.0.1:8000")
 
 
 JUNK = st.recursive(

@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("core", "relay", "."))]
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), *(str(FOLDER.parent / name) for name in ("core", "relay", "."))]

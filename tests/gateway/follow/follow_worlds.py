@@ -65,8 +65,8 @@ def refused():
 
 def planned_small(*given):
     """(scenario, schedule) of the small scenario."""
-    asked = config.loads(SMALL, overrides=given)
-    return asked, schedule_plan.planned_run(asked)
+    requested = config.loads(SMALL, overrides=given)
+    return requested, schedule_plan.planned_run(requested)
 
 
 def follow_small(client_request, planned, *, max_num_seqs=200, seed=0, **terms):

@@ -47,23 +47,23 @@ def test_another_schedule_does_not_undo_what_was_changed_meanwhile():
             config = config_of(server.url, phases=FIRST)
             changed = replace(config, resilience=replace(config.resilience, drain_s=7.0))
             async with Gateway(config, make_fleet=Slow) as gateway:
-                told = await meanwhile(gateway, gateway.configure(changed), gateway.apply_phases(OTHER))
-                assert told == [None, None]
+                reported = await meanwhile(gateway, gateway.configure(changed), gateway.apply_phases(OTHER))
+                assert reported == [None, None]
                 assert gateway.config == replace(changed, dispatch=replace(config.dispatch, phases=OTHER))
 
     run(work)
 
 
 @pytest.mark.parametrize("refused", ["first", "second"])
-def test_who_is_refused_leaves_the_other_change_as_it_is(refused):
+def test_a_refused_change_leaves_the_other_change_intact(refused):
     async def work():
         async with engine() as server:
             config = config_of(server.url, phases=FIRST)
             bad = replace(config, engines=(replace(config.engines[0], tls=Tls(ca="/no/such/file")),))
             async with Gateway(config, make_fleet=Slow) as gateway:
                 works = [gateway.configure(bad), gateway.apply_phases(OTHER)]
-                told = await meanwhile(gateway, *(works if refused == "first" else works[::-1]))
-                assert sorted(isinstance(one, InputError) for one in told) == [False, True]
+                reported = await meanwhile(gateway, *(works if refused == "first" else works[::-1]))
+                assert sorted(isinstance(one, InputError) for one in reported) == [False, True]
                 assert gateway.config.dispatch.phases == OTHER
                 assert gateway.config.engines == config.engines
 

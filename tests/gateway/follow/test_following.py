@@ -22,14 +22,14 @@ FIRST, OTHER = Phases(2, 5), Phases(3, 7)
 
 def followed(make, count=9, keep=None, **timeouts):
     """(following, what was kept) after so many requests that ended one after the other, alike but for their lengths."""
-    kept = []
+    retained = []
 
-    async def keeps(phases):
-        kept.append(phases)
+    async def retains(phases):
+        retained.append(phases)
 
     async def work():
         now_s = iter(range(10_000))
-        async with PlanTracker(make, FIRST, keep or keeps, lambda: float(next(now_s)), **timeouts) as following:
+        async with PlanTracker(make, FIRST, keep or retains, lambda: float(next(now_s)), **timeouts) as following:
             for number in range(count):
                 q = request(number, 0.0, prompt_tokens=10 + number)
                 following.on_arrival(q)
@@ -40,34 +40,34 @@ def followed(make, count=9, keep=None, **timeouts):
             return following
 
     with asyncio.Runner() as runner:
-        return runner.run(work()), kept
+        return runner.run(work()), retained
 
 
-def test_a_schedule_that_is_told_is_kept_and_said(caplog):
+def test_a_new_schedule_is_applied_and_logged(caplog):
     with caplog.at_level(logging.INFO, "lengthwise.gateway"):
-        following, kept = followed(partial(follow_worlds.Report))
+        following, retained = followed(partial(follow_worlds.Report))
     now = following.state
-    assert kept == [OTHER]
-    assert (now.up, now.observed, now.changed, now.left, now.failed) == (True, 9, 1, 0, 0)
+    assert retained == [OTHER]
+    assert (now.up, now.observed, now.changed, now.unchanged, now.failed) == (True, 9, 1, 0, 0)
     assert (now.evidence, now.false_positive_rate, now.schedule) == (9.0, 0.01, "RRA, B_E = 3")
     assert now.last == ("changed after 12 + 22",)
     assert "changed after 12 + 22" in caplog.text
 
 
-def test_a_plan_that_fails_leaves_the_schedule_says_so_and_the_watch_goes_on(caplog):
+def test_a_failed_plan_is_logged_the_schedule_stays_and_the_watch_continues(caplog):
     with caplog.at_level(logging.INFO, "lengthwise.gateway"):
-        following, kept = followed(partial(follow_worlds.Report, "raises"))
+        following, retained = followed(partial(follow_worlds.Report, "raises"))
     now = following.state
-    assert kept == [OTHER]
+    assert retained == [OTHER]
     assert (now.up, now.observed, now.changed, now.failed) == (True, 9, 1, 1)
-    said = "replanning failed, the schedule stays as it is: ValueError: no such lengths"
-    assert now.last == (said,)
-    assert [one.levelname for one in caplog.records if said in one.message] == ["WARNING"]
+    stated = "replanning failed, the schedule stays as it is: ValueError: no such lengths"
+    assert now.last == (stated,)
+    assert [one.levelname for one in caplog.records if stated in one.message] == ["WARNING"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "timeouts", "says"),
+    ("make", "timeouts", "states"),
     [
         (partial(follow_worlds.Report, "dies"), {}, "its process exited with 3"),
         (partial(follow_worlds.Report, "hangs"), {"plan_s": 0.5}, "it did not answer within 0.5 s"),
@@ -75,16 +75,16 @@ def test_a_plan_that_fails_leaves_the_schedule_says_so_and_the_watch_goes_on(cap
         (follow_worlds.refused, {}, "ValueError: there is no such scenario"),
     ],
 )
-def test_whoever_follows_and_is_gone_leaves_the_schedule_as_it_is(make, timeouts, says, caplog):
-    following, kept = followed(make, **timeouts)
+def test_a_follower_that_dies_leaves_the_schedule_unchanged(make, timeouts, states, caplog):
+    following, retained = followed(make, **timeouts)
     now = following.state
-    assert kept in ([], [OTHER])
-    assert (now.up, now.error, now.failed) == (False, says, 1)
-    assert now.last == (f"lengths are no longer watched, the schedule stays as it is: {says}",)
-    assert says in caplog.text
+    assert retained in ([], [OTHER])
+    assert (now.up, now.error, now.failed) == (False, states, 1)
+    assert now.last == (f"lengths are no longer watched, the schedule stays as it is: {states}",)
+    assert states in caplog.text
 
 
-def test_a_schedule_that_cannot_be_kept_ends_the_watch():
+def test_a_schedule_that_cannot_be_applied_ends_the_watch():
     async def refuses(phases):
         raise InputError(f"not {phases.prefill_batch}")
 
@@ -93,7 +93,7 @@ def test_a_schedule_that_cannot_be_kept_ends_the_watch():
     assert following.state.changed == 0
 
 
-def test_lengths_are_told_in_the_order_of_arrival_each_once_all_before_have_ended():
+def test_lengths_are_reported_once_in_arrival_order_after_all_earlier_requests():
     order = ArrivalOrder()
     for number in range(5):
         order.on_arrival(number)
@@ -110,7 +110,7 @@ def test_only_a_schedule_of_phases_follows():
         Gateway(config, follow=follow_worlds.Report)
 
 
-def test_before_it_has_begun_nothing_is_known():
+def test_nothing_is_known_before_the_start():
     async def work():
         return PlanTracker(follow_worlds.Report, FIRST, None, lambda: 0.0).state
 

@@ -10,7 +10,7 @@ import random
 import aiohttp
 import pytest
 from follow_worlds import planned_small
-from test_phases_served import Heard, config_of, engine, loop_of, settled, text_of
+from test_phases_served import Received, config_of, engine, loop_of, settled, text_of
 
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.serve import Gateway
@@ -34,21 +34,21 @@ def counted(some, into):
 
 
 async def page(port):
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/state.json") as told:
-        return json.loads(await told.read())
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/state.json") as reported:
+        return json.loads(await reported.read())
 
 
 @pytest.mark.slow
-def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
-    asked, planned = planned_small()
+def test_a_served_schedule_follows_its_traffic_and_reports_it(caplog):
+    requested, planned = planned_small()
     watch = Monitor(sides=("outputs",))  # prompts are texts here, of which a gateway only estimates tokens
-    make = schedule_adaptation.follower_maker(asked, planned, schedule_adaptation.Follow(watch, max_num_seqs=100))
-    heard, asked_for = Heard(), []
+    make = schedule_adaptation.follower_maker(requested, planned, schedule_adaptation.Follow(watch, max_num_seqs=100))
+    received, asked_for = Received(), []
 
     async def work():
         async with engine(max_num_seqs=100, step_s=0.005) as server:
             config = config_of(server.url, phases=planned.phases)
-            async with Gateway(config, listeners=(heard,), follow=make) as gateway:
+            async with Gateway(config, listeners=(received,), follow=make) as gateway:
                 await settled(gateway)
                 await loop_of(gateway.port, 100, counted(lengths(gateway), asked_for))
                 await gateway.tracker.stable()
@@ -67,12 +67,12 @@ def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     ((changed_s, news),) = following.events
     assert isinstance(phases, Phases)
     assert phases == news.phases != planned.phases
-    whole = [one for one in heard.phases if one.started_s > changed_s and one.cause == "steps"]
-    assert whole[5:], "phases went on"
-    assert min(one.decode_steps for one in whole) >= phases.decode_steps
-    full = [one for one in whole if one.prefill_batch == phases.prefill_batch]
-    assert len(full) >= len(whole[5:]) / 2
-    assert f'lengthwise_phase_plan{{of="prefill_batch"}} {phases.prefill_batch}.0' in metrics
+    complete = [one for one in received.phases if one.started_s > changed_s and one.cause == "steps"]
+    assert complete[5:], "phases went on"
+    assert min(one.decode_steps for one in complete) >= phases.decode_steps
+    full = [one for one in complete if one.prefill_batch == phases.prefill_batch]
+    assert len(full) >= len(complete[5:]) / 2
+    assert f'lengthwise_phase_plan{{parameter="prefill_batch"}} {phases.prefill_batch}.0' in metrics
     assert 'lengthwise_plans_total{result="changed"} 1.0' in metrics
     assert "lengthwise_lengths_alarm 100.0" in metrics
     assert state["schedule"]["phases"]["decode_steps"] == phases.decode_steps

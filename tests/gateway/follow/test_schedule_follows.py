@@ -41,9 +41,9 @@ def small():
 @pytest.fixture(scope="module")
 def jumped(small):
     """Outputs become three times as long after 300 requests."""
-    asked, planned = small
+    requested, planned = small
     some = jobs((BEFORE, 2, 16), (650, 20, 34))
-    return planned, world_of(follow_small(asked, planned), planned, some).run()
+    return planned, world_of(follow_small(requested, planned), planned, some).run()
 
 
 def test_lengths_that_jump_change_the_schedule_once(jumped):
@@ -52,13 +52,13 @@ def test_lengths_that_jump_change_the_schedule_once(jumped):
     (_, before), (_, after) = world.schedules
     assert before == planned.phases
     assert (after.prefill_batch, after.decode_steps) != (before.prefill_batch, before.decode_steps)
-    told = world.news[0][1]
-    assert "outputs" in told.more.adaptation.sides
-    assert abs(told.more.adaptation.started - BEFORE) <= 30
-    assert any("outputs changed" in one for one in told.message)
+    reported = world.news[0][1]
+    assert "outputs" in reported.more.adaptation.sides
+    assert abs(reported.more.adaptation.started - BEFORE) <= 30
+    assert any("outputs changed" in one for one in reported.message)
 
 
-def test_phases_follow_and_nobody_is_lost(jumped):
+def test_phases_follow_and_no_request_is_lost(jumped):
     _, world = jumped
     (_, before), (changed_s, after) = world.schedules
     was = [one.prefill_batch for one in world.between(0.0, changed_s)[1:-1]]
@@ -69,7 +69,7 @@ def test_phases_follow_and_nobody_is_lost(jumped):
     assert {one.decode_steps for one in settled} == {after.decode_steps}
     assert {one.prefill_batch for one in settled} == {after.prefill_batch}
     assert not world.unserved
-    assert world.most["w"] <= max(before.max_in_flight, after.max_in_flight)
+    assert world.most["w"] <= max(before.max_requests, after.max_requests)
 
 
 def test_the_phase_under_way_is_not_cut_short(jumped):
@@ -80,7 +80,7 @@ def test_the_phase_under_way_is_not_cut_short(jumped):
     assert across.decode_steps >= before.decode_steps, "longer where seats had to become free"
 
 
-def test_what_is_kept_then_holds_the_bound_on_the_new_lengths(jumped):
+def test_the_new_schedule_meets_the_bound_on_the_new_lengths(jumped):
     _, world = jumped
     more = world.news[0][1].more
     change = more.adaptation.change
@@ -92,29 +92,29 @@ def test_what_is_kept_then_holds_the_bound_on_the_new_lengths(jumped):
 
 
 def test_lengths_that_stay_leave_the_schedule_alone(small):
-    asked, planned = small
-    world = world_of(follow_small(asked, planned), planned, jobs((1200, 2, 16), seed=5)).run()
+    requested, planned = small
+    world = world_of(follow_small(requested, planned), planned, jobs((1200, 2, 16), seed=5)).run()
     assert world.news == []
     assert world.follower.evidence < 100
     assert len(world.schedules) == 1
     assert not world.unserved
 
 
-def test_no_more_is_planned_than_engines_have_seats(small, jumped):
-    asked, planned = small
+def test_the_planned_batch_does_not_exceed_the_engine_slots(small, jumped):
+    requested, planned = small
     max_num_seqs = math.ceil(planned.row.decode_batch)
-    follower = follow_small(asked, planned, max_num_seqs=max_num_seqs)
+    follower = follow_small(requested, planned, max_num_seqs=max_num_seqs)
     world = world_of(follower, planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
     after, roomy = world.schedules[-1][1], jumped[1].schedules[-1][1]
     assert len(world.schedules) == 2
-    assert after.max_in_flight <= max_num_seqs
+    assert after.max_requests <= max_num_seqs
     assert after.decode_batch <= max_num_seqs < roomy.decode_batch, "it is the seats that bind"
 
 
 @pytest.mark.slow
 def test_means_that_prefills_are_resized_to_follow_a_schedule_that_is_left():
-    asked, planned = planned_small("schedule.latency_bound='20s'", "schedule.threshold=0.2")
-    follower = follow_small(asked, planned, min_gain=1e6)
+    requested, planned = planned_small("schedule.latency_bound='20s'", "schedule.threshold=0.2")
+    follower = follow_small(requested, planned, min_gain=1e6)
     some = jobs((BEFORE, 2, 16), (300, 2, 16))
     for job in some[BEFORE:]:
         job.prompt_tokens -= 60
@@ -126,15 +126,15 @@ def test_means_that_prefills_are_resized_to_follow_a_schedule_that_is_left():
     assert after.threshold == 0.2
 
 
-def test_what_would_take_loading_is_told_and_not_done(small):
+def test_a_change_that_requires_loading_is_reported_but_not_made(small):
     """Two stages run where one of TP 2 is better: the layout stays, the better one is told with what it takes."""
-    asked, best = small
-    planner = Planner(question_of(asked).planner.estimator, [1], [Strategy.RRA])
+    requested, best = small
+    planner = Planner(question_of(requested).planner.estimator, [1], [Strategy.RRA])
     row = planner.best(best.bound.limit_s).row
-    planned = replace(best, row=row, phases=schedule_plan.phases_of(row, schedule.task_of(asked)))
-    world = world_of(follow_small(asked, planned), planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
-    told = world.news[0][1]
-    change, after = told.more.adaptation.change, world.schedules[-1][1]
+    planned = replace(best, row=row, phases=schedule_plan.phases_of(row, schedule.task_of(requested)))
+    world = world_of(follow_small(requested, planned), planned, jobs((BEFORE, 2, 16), (250, 20, 34))).run()
+    reported = world.news[0][1]
+    change, after = reported.more.adaptation.change, world.schedules[-1][1]
     runs = change.new if change.made else change.retained
     assert (runs.tp_groups, change.load_s) == (0, 0)
     assert (after.prefill_batch, after.decode_steps) == (runs.prefill_batch, runs.decode_steps)
@@ -145,12 +145,12 @@ def test_what_would_take_loading_is_told_and_not_done(small):
     assert better.repaid_s == pytest.approx(
         better.load_s * better.row.throughput_rps / (better.row.throughput_rps - runs.throughput_rps)
     )
-    (said,) = [one for one in told.message if one.startswith("A better schedule needs other weights in memory: ")]
-    assert better.row.words in said
-    assert "without service to load from host memory, repaid after" in said
+    (stated,) = [one for one in reported.message if one.startswith("A better schedule needs other weights in memory: ")]
+    assert better.row.words in stated
+    assert "without service to load from host memory, repaid after" in stated
 
 
 def test_a_schedule_that_does_not_fit_is_refused_before_anything_runs(small):
-    asked, planned = small
+    requested, planned = small
     with pytest.raises(InputError, match="must fit the GPUs"):
-        follow_small(asked, replace(planned, row=replace(planned.row, prefill_batch=1 << 20)))
+        follow_small(requested, replace(planned, row=replace(planned.row, prefill_batch=1 << 20)))

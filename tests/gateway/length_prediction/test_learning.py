@@ -61,7 +61,7 @@ async def traffic(f: LengthPredictor, n: int, *, times: float, spread: float, se
 
 
 @pytest.mark.parametrize(("times", "spread", "most"), [(2.5, 0.9, 100_000), (0.4, 0.2, 100_000), (2.0, 0.6, 600)])
-def test_a_model_that_answers_otherwise_is_learnt_and_its_quantiles_hold(times, spread, most) -> None:
+def test_a_model_with_other_lengths_is_learned_and_its_quantiles_hold(times, spread, most) -> None:
     """Coverage over 600 outputs after learning, within four standard errors of both samples."""
 
     async def main() -> None:
@@ -93,7 +93,7 @@ def test_without_learning_the_predictor_has_the_last_word() -> None:
     asyncio.run(main())
 
 
-def test_a_new_model_starts_with_the_predictors_word_and_is_learnt_soon() -> None:
+def test_a_new_model_starts_with_the_predictors_estimate_and_is_learned_soon() -> None:
     async def main() -> None:
         async with learning() as f:
             await traffic(f, 200, times=4, spread=0.3, model="talks")
@@ -108,7 +108,7 @@ def test_a_new_model_starts_with_the_predictors_word_and_is_learnt_soon() -> Non
     asyncio.run(main())
 
 
-def test_nothing_is_learnt_from_what_did_not_finish_or_had_several_outputs() -> None:
+def test_nothing_is_learned_from_unfinished_or_multiple_outputs() -> None:
     async def main() -> None:
         async with learning() as f:
             for outcome in Outcome:
@@ -135,7 +135,7 @@ def test_the_same_events_give_the_same_predictions() -> None:
     assert asyncio.run(run()) == asyncio.run(run())
 
 
-def test_drift_is_told_and_soon_unlearnt() -> None:
+def test_drift_is_reported_and_soon_corrected() -> None:
     async def main() -> None:
         async with learning() as f:
             await traffic(f, 1000, times=1, spread=0.5)
@@ -151,7 +151,7 @@ def test_drift_is_told_and_soon_unlearnt() -> None:
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.3])
-def test_drift_alarms_as_rarely_as_it_says(cut: float) -> None:
+def test_drift_alarms_are_as_rare_as_stated(cut: float) -> None:
     """At alpha = 0.05, over 600 independent pairs of samples: within four standard errors."""
     rng, alarms = np.random.default_rng(3), 0
     for _ in range(600):
@@ -198,9 +198,9 @@ def test_rank_correlation_is_kendalls() -> None:
     async def main() -> None:
         async with learning() as f:
             made = await traffic(f, 120, times=1, spread=0.5)
-            said = [one.length_prediction.first_tokens for one in made]
+            message = [one.length_prediction.first_tokens for one in made]
             came = [one.generated_tokens for one in made]
-            assert f.state()["tau"] == pytest.approx(stats.kendalltau(said, came).statistic)
+            assert f.state()["tau"] == pytest.approx(stats.kendalltau(message, came).statistic)
 
     asyncio.run(main())
 

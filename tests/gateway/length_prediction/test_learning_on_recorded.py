@@ -25,15 +25,15 @@ def recorded(folder) -> list[tuple[str, str, int]]:
         with gzip.open(path, "rt") as file:
             return [json.loads(line) for line in file]
 
-    asked = {row["idx"]: row["instruction"] for row in rows(folder / "instructions.jsonl.gz")}
-    told = [
-        (model, asked[row["idx"]], max(1, int(row["n_tok_tekken131k"])))
+    requested = {row["idx"]: row["instruction"] for row in rows(folder / "instructions.jsonl.gz")}
+    reported = [
+        (model, requested[row["idx"]], max(1, int(row["n_tok_tekken131k"])))
         for model in MODELS
         for row in rows(folder / "outputs" / f"{model}.jsonl.gz")
-        if row["output"] and row["idx"] in asked
+        if row["output"] and row["idx"] in requested
     ]
-    order = np.random.default_rng(0).permutation(len(told))
-    return [told[int(i)] for i in order[:1600]]
+    order = np.random.default_rng(0).permutation(len(reported))
+    return [reported[int(i)] for i in order[:1600]]
 
 
 async def served(traffic, *, learn: bool) -> tuple[dict[float, float], float, int]:
@@ -42,9 +42,9 @@ async def served(traffic, *, learn: bool) -> tuple[dict[float, float], float, in
         made = [await finished(f, tokens, text, model=model, max_tokens=100_000) for model, text, tokens in traffic]
         drifts = f.drifts
     last = made[len(made) // 2 :]
-    said = np.array([one.length_prediction.complete for one in last])
+    message = np.array([one.length_prediction.complete for one in last])
     came = np.array([one.generated_tokens for one in last])
-    cover = {p: float((came <= said[:, np.searchsorted(LEVELS, p)]).mean()) for p in (0.1, 0.5, 0.9)}
+    cover = {p: float((came <= message[:, np.searchsorted(LEVELS, p)]).mean()) for p in (0.1, 0.5, 0.9)}
     return (cover, float(kendalltau([one.length_prediction.first_tokens for one in last], came).statistic), drifts)
 
 

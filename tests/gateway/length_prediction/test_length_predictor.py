@@ -28,15 +28,17 @@ def inline(predictor, **config) -> LengthPredictor:
 
 
 @pytest.mark.parametrize("statistic", ["mean", "median", "p80", "p90"])
-def test_a_prediction_is_what_the_predictor_says_alone_or_among_others(statistic: str) -> None:
+def test_a_prediction_is_the_estimate_of_the_predictor_alone_or_in_a_batch(statistic: str) -> None:
     async def main() -> None:
         async with inline(default(), statistic=statistic) as f:
             together = await asyncio.gather(*(predicted(f, text) for text in TEXTS * 8))
-            said = default().predict(Prompts(5, TEXTS, np.full(5, 20), ["vicuna-13b"] * 5))
+            message = default().predict(Prompts(5, TEXTS, np.full(5, 20), ["vicuna-13b"] * 5))
             expected = (
-                said.mean if statistic == "mean" else said.quantile({"median": 0.5, "p80": 0.8}.get(statistic, 0.9))
+                message.mean
+                if statistic == "mean"
+                else message.quantile({"median": 0.5, "p80": 0.8}.get(statistic, 0.9))
             )
-            for made, length, row in zip(together, np.tile(expected, 8), np.tile(said.tokens, (8, 1)), strict=True):
+            for made, length, row in zip(together, np.tile(expected, 8), np.tile(message.tokens, (8, 1)), strict=True):
                 if row[-1] <= 4096:
                     assert made.length_prediction.total_tokens == pytest.approx(length, rel=1e-9)
                 np.testing.assert_allclose(made.length_prediction.quantiles, np.minimum(row, 4096), rtol=1e-9)
@@ -46,7 +48,7 @@ def test_a_prediction_is_what_the_predictor_says_alone_or_among_others(statistic
     asyncio.run(main())
 
 
-def test_the_default_is_loaded_by_its_name_and_a_missing_file_is_told() -> None:
+def test_the_default_is_loaded_by_its_name_and_a_missing_file_is_reported() -> None:
     async def main() -> None:
         async with LengthPredictor(PredictionConfig(inline_below_s=1.0)) as f:
             assert f.state()["where"] == "inline"
@@ -74,7 +76,7 @@ def test_what_has_come_rules_lengths_out_as_in_the_batch(row, so_far) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(1, 8192), st.integers(0, 9000), st.sampled_from(TEXTS))
-def test_every_prediction_is_finite_at_least_one_and_at_most_what_was_asked_for(most, so_far, text) -> None:
+def test_every_prediction_is_finite_at_least_one_and_at_most_the_requested_limit(most, so_far, text) -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await predicted(f, text, max_tokens=most)
@@ -93,7 +95,7 @@ def test_every_prediction_is_finite_at_least_one_and_at_most_what_was_asked_for(
     asyncio.run(main())
 
 
-def test_a_row_of_later_predictions_is_as_one_asked_at_once() -> None:
+def test_a_series_of_repredictions_equals_one_prediction_at_once() -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await predicted(f)
@@ -108,17 +110,17 @@ def test_a_row_of_later_predictions_is_as_one_asked_at_once() -> None:
     asyncio.run(main())
 
 
-def test_the_text_so_far_is_read_by_who_reads_it() -> None:
+def test_the_text_so_far_is_read_by_predictors_that_use_it() -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await predicted(f, "List ten tips")
             made.generated_tokens = 200
             text = "\n".join(f"{i}. a tip of some words" for i in range(1, 11)) + "\nI hope this helps!"
-            told = await f.repredict(made, "List ten tips", text)
+            reported = await f.repredict(made, "List ten tips", text)
             known = await f.repredict(made, "List ten tips", None)
-            assert told.total_tokens != known.total_tokens
-            assert told.total_tokens > 200
-            assert told.source == "predictor"
+            assert reported.total_tokens != known.total_tokens
+            assert reported.total_tokens > 200
+            assert reported.source == "predictor"
 
     asyncio.run(main())
 
@@ -139,15 +141,15 @@ def test_the_text_is_read_only_where_the_predictor_reads_it() -> None:
         async with inline(Halves()) as f:
             made = await predicted(f)
             for made.generated_tokens, total in ((9, 100), (10, 30), (20, 60), (21, 100)):
-                told = await f.repredict(made, "x", "some text")
-                assert told.total_tokens == pytest.approx(total), made.generated_tokens
-        async with LengthPredictor(PredictionConfig(), predictor=default(), place="process") as apart:
-            assert apart.reads_output == default().reads_output
+                reported = await f.repredict(made, "x", "some text")
+                assert reported.total_tokens == pytest.approx(total), made.generated_tokens
+        async with LengthPredictor(PredictionConfig(), predictor=default(), place="process") as separate:
+            assert separate.reads_output == default().reads_output
 
     asyncio.run(main())
 
 
-def test_what_was_learnt_of_a_model_corrects_what_is_read_too() -> None:
+def test_learned_corrections_apply_to_text_based_predictions_too() -> None:
     """Outputs are twice as long as predicted, and so is what remains."""
 
     async def main() -> None:
@@ -157,17 +159,17 @@ def test_what_was_learnt_of_a_model_corrects_what_is_read_too() -> None:
             made = await predicted(f)
             assert made.length_prediction.total_tokens == pytest.approx(200, rel=0.05)
             made.generated_tokens = 15
-            told = await f.repredict(made, "x", "some text")
-            assert told.total_tokens == pytest.approx(15 + 2 * 30, rel=0.1)
+            reported = await f.repredict(made, "x", "some text")
+            assert reported.total_tokens == pytest.approx(15 + 2 * 30, rel=0.1)
 
     asyncio.run(main())
 
 
-def test_a_fixed_length_is_told_and_not_learnt_from() -> None:
+def test_a_requested_fixed_length_is_used_and_not_learned_from() -> None:
     async def main() -> None:
         async with inline(default()) as f:
             made = await finished(f, 77, requested_tokens=77)
-            assert made.length_prediction.source == "report"
+            assert made.length_prediction.source == "requested"
             assert made.length_prediction.total_tokens == 77
             assert (await predicted(f, requested_tokens=500, max_tokens=90)).length_prediction.total_tokens == 90
             assert f.state()["finished"] == 0
@@ -231,13 +233,13 @@ def test_what_stands_in_are_the_lengths_of_the_model_then_of_all() -> None:
             for _ in range(40):
                 await finished(f, 700, "raise", model="long")
                 await finished(f, 20, "raise", model="short")
-            said = {
+            message = {
                 name: (await predicted(f, "raise", model=name)).length_prediction.total_tokens
                 for name in ("long", "short", "new")
             }
-            assert said["long"] == pytest.approx(700)
-            assert said["short"] == pytest.approx(20)
-            assert said["short"] < said["new"] < said["long"]
+            assert message["long"] == pytest.approx(700)
+            assert message["short"] == pytest.approx(20)
+            assert message["short"] < message["new"] < message["long"]
 
     asyncio.run(main())
 
@@ -259,7 +261,7 @@ def test_one_batch_answers_all_of_a_turn_of_the_loop() -> None:
     asyncio.run(main())
 
 
-def test_a_request_given_up_while_it_waits_for_a_prediction_harms_nobody() -> None:
+def test_a_request_cancelled_while_it_awaits_its_prediction_harms_no_other() -> None:
     async def main() -> None:
         async with inline(Words()) as f:
             gone = asyncio.ensure_future(predicted(f, "a"))
@@ -280,7 +282,7 @@ def test_of_a_very_long_prompt_both_ends_are_shown() -> None:
     asyncio.run(main())
 
 
-def test_an_oracle_says_what_will_come_and_asks_where_it_does_not_know() -> None:
+def test_an_oracle_returns_the_true_length_and_otherwise_its_predictor() -> None:
     async def main() -> None:
         lengths = {"a": 123.0}
         oracle = Oracle(

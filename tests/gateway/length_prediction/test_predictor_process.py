@@ -22,7 +22,7 @@ from lengthwise.schema.errors import InputError
 LIMITS = ProcessLimits(start_s=20, hang_s=1.0, backoff_s=0.05, max_backoff_s=0.2, max_bytes=1 << 30)
 
 
-def apart(predictor, limits: ProcessLimits = LIMITS, *, late=None, **config) -> LengthPredictor:
+def separate(predictor, limits: ProcessLimits = LIMITS, *, late=None, **config) -> LengthPredictor:
     config.setdefault("deadline_s", 5.0)
     return LengthPredictor(PredictionConfig(**config), late=late, predictor=predictor, place="process", limits=limits)
 
@@ -33,9 +33,9 @@ async def until_up(f: LengthPredictor, starts: int) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_it_says_what_it_would_say_here_and_prints_harm_nothing() -> None:
+def test_a_process_predicts_the_same_and_its_prints_harm_nothing() -> None:
     async def main() -> None:
-        async with apart(OneWord()) as f:
+        async with separate(OneWord()) as f:
             assert f.state()["where"] == "process"
             for text, tokens in (("one two", 30), ("print it", 30), ("", 10)):
                 made = await predicted(f, text)
@@ -56,14 +56,14 @@ def test_it_says_what_it_would_say_here_and_prints_harm_nothing() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("word", "kind"), [("die", "died"), ("hang", "hung"), ("scribble", "rubbish")])
+@pytest.mark.parametrize(("word", "kind"), [("die", "died"), ("hang", "hung"), ("scribble", "invalid response")])
 def test_a_predictor_that_dies_hangs_or_talks_rubbish_is_started_again(word: str, kind: str) -> None:
     async def main() -> None:
-        async with apart(OneWord()) as f:
-            begun = time.monotonic()
+        async with separate(OneWord()) as f:
+            started = time.monotonic()
             made = await predicted(f, f"please {word} now")
             assert made.length_prediction.source == "prior"
-            assert time.monotonic() - begun < 2
+            assert time.monotonic() - started < 2
             await until_up(f, 2)
             assert f.state()["faults"][kind] == 1
             assert (await predicted(f, "one two")).length_prediction.source == "predictor"
@@ -71,16 +71,16 @@ def test_a_predictor_that_dies_hangs_or_talks_rubbish_is_started_again(word: str
     asyncio.run(main())
 
 
-def test_killed_while_idle_it_is_back_before_long_and_nobody_waits_meanwhile() -> None:
+def test_a_process_killed_while_idle_is_soon_back_and_no_request_waits_meanwhile() -> None:
     async def main() -> None:
-        async with apart(Words()) as f:
+        async with separate(Words()) as f:
             os.kill(f.state()["process"]["pid"], signal.SIGKILL)
             async with asyncio.timeout(5):
                 while f.state()["process"]["up"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
-            begun = time.monotonic()
+            started = time.monotonic()
             assert (await predicted(f, "one two")).length_prediction.source == "prior"
-            assert time.monotonic() - begun < 0.25
+            assert time.monotonic() - started < 0.25
             assert f.state()["faults"] == {"died": 1, "down": 1}
             await until_up(f, 2)
             assert (await predicted(f, "one two")).length_prediction.source == "predictor"
@@ -90,7 +90,7 @@ def test_killed_while_idle_it_is_back_before_long_and_nobody_waits_meanwhile() -
 
 def test_a_predictor_that_eats_memory_is_refused_it() -> None:
     async def main() -> None:
-        async with apart(OneWord()) as f:
+        async with separate(OneWord()) as f:
             assert (await predicted(f, "eat it")).length_prediction.source == "prior"
             assert (await predicted(f, "one two")).length_prediction.source == "predictor"
             assert "MemoryError" in f.state()["last_error"]
@@ -108,10 +108,10 @@ def test_after_the_deadline_the_prior_stands_in_and_the_late_answer_is_handed_on
             handed.append((request_id, length_prediction.total_tokens, length_prediction.source))
             came.set()
 
-        async with apart(Words(0.3), late=late, deadline_s=0.02) as f:
-            begun = time.monotonic()
+        async with separate(Words(0.3), late=late, deadline_s=0.02) as f:
+            started = time.monotonic()
             made = await predicted(f, "one two")
-            assert time.monotonic() - begun < 0.25
+            assert time.monotonic() - started < 0.25
             assert made.length_prediction.source == "prior"
             async with asyncio.timeout(10):
                 await came.wait()
@@ -123,10 +123,10 @@ def test_after_the_deadline_the_prior_stands_in_and_the_late_answer_is_handed_on
 
 def test_what_waits_while_it_is_busy_goes_into_one_batch() -> None:
     async def main() -> None:
-        async with apart(Words(0.1), deadline_s=10.0) as f:
-            begun = time.monotonic()
+        async with separate(Words(0.1), deadline_s=10.0) as f:
+            started = time.monotonic()
             made = await asyncio.gather(*(predicted(f, "one " * i) for i in range(100)))
-            assert time.monotonic() - begun < 9  # not 100 times 0.1 s
+            assert time.monotonic() - started < 9  # not 100 times 0.1 s
             assert [one.length_prediction.total_tokens for one in made] == [
                 pytest.approx(10.0 * (1 + i)) for i in range(100)
             ]
@@ -137,11 +137,11 @@ def test_what_waits_while_it_is_busy_goes_into_one_batch() -> None:
 def test_a_flood_is_answered_by_the_prior_and_memory_stays_bounded() -> None:
     async def main() -> None:
         limits = ProcessLimits(start_s=20, max_waiting=50)
-        async with apart(Words(0.2), limits, deadline_s=5.0) as f:
+        async with separate(Words(0.2), limits, deadline_s=5.0) as f:
             made = await asyncio.gather(*(predicted(f, "one") for _ in range(500)))
-            told = sum(one.length_prediction.source == "predictor" for one in made)
-            assert 50 <= told <= 310
-            assert f.state()["faults"]["busy"] == 500 - told
+            reported = sum(one.length_prediction.source == "predictor" for one in made)
+            assert 50 <= reported <= 310
+            assert f.state()["faults"]["busy"] == 500 - reported
 
     asyncio.run(main())
 
@@ -151,12 +151,12 @@ def test_the_loop_is_never_busy_for_five_milliseconds(monkeypatch) -> None:
     longest, ran = [0.0], Handle._run
 
     def timed(self) -> None:
-        begun = time.thread_time()
+        started = time.thread_time()
         ran(self)
-        longest[0] = max(longest[0], time.thread_time() - begun)
+        longest[0] = max(longest[0], time.thread_time() - started)
 
     async def main() -> None:
-        async with apart(Words(0.02)) as f:
+        async with separate(Words(0.02)) as f:
             await predicted(f, "warm")
             gc.collect()
             gc.freeze()  # what other tests left behind is not looked through here
@@ -197,16 +197,16 @@ def test_a_file_is_measured_in_its_process_and_comes_in_line_where_it_is_quick(t
     asyncio.run(main())
 
 
-def test_the_same_predictor_says_the_same_in_line_and_in_a_process() -> None:
+def test_the_same_predictor_returns_the_same_inline_and_in_a_process() -> None:
     async def main() -> None:
         text = "Give three reasons to learn Rust in 200 words"
         place = {"deadline_s": 10.0}
-        async with apart(default(), **place) as there, LengthPredictor(
+        async with separate(default(), **place) as in_child, LengthPredictor(
             PredictionConfig(**place), predictor=default(), place="inline"
-        ) as here:  # fmt: skip
-            first, second = await predicted(there, text), await predicted(here, text)
+        ) as in_process:  # fmt: skip
+            first, second = await predicted(in_child, text), await predicted(in_process, text)
             assert first.length_prediction.quantiles.tobytes() == second.length_prediction.quantiles.tobytes()
-            for made, f in ((first, there), (second, here)):
+            for made, f in ((first, in_child), (second, in_process)):
                 made.generated_tokens = 60
                 made.length_prediction = await f.repredict(made, text, "1. Speed\n2. Safety\n")
             assert first.length_prediction.total_tokens == second.length_prediction.total_tokens
@@ -216,7 +216,7 @@ def test_the_same_predictor_says_the_same_in_line_and_in_a_process() -> None:
 
 def test_it_ends_with_the_gateway_and_no_process_is_left() -> None:
     async def main() -> int:
-        async with apart(Words(30.0), deadline_s=0.01) as f:
+        async with separate(Words(30.0), deadline_s=0.01) as f:
             await f.first(request(), "still busy")
             return int(f.state()["process"]["pid"])
 

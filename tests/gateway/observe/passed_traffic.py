@@ -50,13 +50,13 @@ def single_server(seed: int, n: int, *, sigma: float = 0.0, load: float = LOAD, 
     prompt, output, service_s = lengths(rng, n)
     arrival_s = np.cumsum(rng.exponential(service_s.mean() / load, n))
     predicted = output * np.exp(sigma * rng.normal(size=n))
-    told, end_s = [], 0.0
+    reported, end_s = [], 0.0
     for i in range(n):
         start_s = max(arrival_s[i], end_s)
         first_s, end_s = start_s + PROMPT_S * prompt[i] + STEP_S, start_s + service_s[i]
         sent_s = start_s if reserved else arrival_s[i]
-        told.append(row(i, arrival_s[i], prompt[i], output[i], predicted[i], sent_s, first_s, end_s))
-    return told
+        reported.append(row(i, arrival_s[i], prompt[i], output[i], predicted[i], sent_s, first_s, end_s))
+    return reported
 
 
 def true_change(load: float = LOAD, n: int = 200_000) -> float:
@@ -111,16 +111,16 @@ def stuttering(
 
 def shortest_first(rows: list[Row]) -> list[Row]:
     """The same requests at a single server that takes the shortest of those who wait, each as long as before."""
-    waiting, told, now_s = sorted(rows, key=lambda row: row.arrival_s), [], 0.0
+    waiting, reported, now_s = sorted(rows, key=lambda row: row.arrival_s), [], 0.0
     while waiting:
-        there = [row for row in waiting if row.arrival_s <= now_s] or waiting[:1]
-        first = min(there, key=lambda row: row.output_tokens)
+        present = [row for row in waiting if row.arrival_s <= now_s] or waiting[:1]
+        first = min(present, key=lambda row: row.output_tokens)
         waiting.remove(first)
         start_s = max(now_s, first.arrival_s)
         now_s, first_s = (start_s + at_s - first.dispatched_s for at_s in (first.finished_s, first.first_token_s))
         sent = {"dispatched_s": start_s, "queued_for_s": start_s - first.arrival_s}
-        told.append(replace(first, first_token_s=first_s, finished_s=now_s, **sent))
-    return told
+        reported.append(replace(first, first_token_s=first_s, finished_s=now_s, **sent))
+    return reported
 
 
 def renamed(rows: list[Row], names: int) -> list[Row]:

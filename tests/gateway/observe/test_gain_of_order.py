@@ -72,7 +72,7 @@ def test_tokens_that_come_in_a_bunch_do_not_spoil_the_fit() -> None:
 
 
 @pytest.mark.parametrize("every", [2, 5])
-def test_answers_that_come_whole_do_not_spoil_the_fit(every: int) -> None:
+def test_non_streamed_answers_do_not_distort_the_fit(every: int) -> None:
     """One of so many is streamed."""
     rows = batch_engine(ENGINES, 1, 1500, rate_rps=4.6)
     some = [row if row.id % every == 0 else replace(row, first_token_s=math.nan) for row in rows]
@@ -86,7 +86,7 @@ def test_answers_that_come_whole_do_not_spoil_the_fit(every: int) -> None:
     assert found.order("srtf").mean.value == pytest.approx(known.order("srtf").mean.value, rel=0.2)
 
 
-def test_where_all_answers_come_whole_that_is_told() -> None:
+def test_a_lack_of_streamed_answers_is_reported() -> None:
     rows = [replace(row, first_token_s=math.nan) for row in single_server(1, 250)]
     found = gain(of_rows(rows))
     assert (found.decision, found.requests, found.orders) == ("unknown: responses are not streamed", 250, ())
@@ -119,21 +119,21 @@ def test_an_engines_own_queue_is_seen_too() -> None:
     assert found.order("oracle").mean.value < -0.1
 
 
-def test_nobody_waits() -> None:
+def test_no_gain_without_a_queue() -> None:
     found = gain(of_rows(batch_engine(ENGINES, 2, 600, rate_rps=0.8)), draws=10)
     assert found.decision == "no gain possible: no request waits"
     assert found.services[0].max_num_seqs is None
     assert abs(found.order("oracle").mean.value) < 0.01
 
 
-def test_too_little_traffic_is_told() -> None:
+def test_too_little_traffic_is_reported() -> None:
     for n in (0, 1, 150):
         found = gain(of_rows(single_server(1, 150)[:n]))
         assert (found.decision, found.requests, found.orders) == ("not enough traffic", n, ())
         assert "not enough traffic" in text_report(found)
 
 
-def test_predictions_that_say_nothing_do_not_switch_it_on() -> None:
+def test_uninformative_predictions_do_not_enable_reordering() -> None:
     rng = np.random.default_rng(0)
     rows = [replace(row, predicted_tokens=float(rng.lognormal(4, 1))) for row in single_server(4, 1500)]
     found = gain(of_rows(rows), draws=15)
@@ -187,7 +187,7 @@ def test_what_did_not_go_in_order_is_not_judged() -> None:
     assert "mode observe or fcfs" in text_report(found)
 
 
-def test_who_goes_first_by_a_hair_has_overtaken_nobody() -> None:
+def test_a_request_dispatched_slightly_earlier_has_overtaken_none() -> None:
     """Two that come at once are sent in either order."""
     rows = single_server(3, 600, reserved=False)
     swapped = [replace(row, dispatched_s=row.dispatched_s + 1e-3 * (row.id % 2)) for row in rows]
@@ -223,7 +223,7 @@ def test_isrtf_is_named_only_where_it_surely_beats_srtf(preemption_effect: Chang
     assert decide(replace(found, orders=only, preemption_effect=preemption_effect))[1].startswith("mode = isrtf ")
 
 
-def test_what_cuts_add_is_told_with_its_interval() -> None:
+def test_the_effect_of_preemption_is_reported_with_its_interval() -> None:
     rows = single_server(3, 1500)
     found = gain(of_rows(rows), Order(preemption="worth(factor=1)"), draws=20)
     srtf, isrtf = found.order("srtf").mean, found.order("isrtf").mean
@@ -233,7 +233,7 @@ def test_what_cuts_add_is_told_with_its_interval() -> None:
     assert gain(of_rows(rows), Order(preemption="never"), draws=5).preemption_effect == Change(0.0, 0.0, 0.0)
 
 
-def test_models_apart_are_pools_apart() -> None:
+def test_separate_models_are_separate_pools() -> None:
     one = single_server(7, 300)
     other = [replace(row, id=1000 + row.id, model="n", worker="v") for row in batch_engine(ENGINES, 8, 300, 0.5)]
     found = gain(of_rows([*one, *other]), draws=5)
@@ -243,16 +243,16 @@ def test_models_apart_are_pools_apart() -> None:
     assert len(gain(of_rows(both), draws=2).services) == 1
 
 
-def test_pools_that_tell_nothing_are_not_compared_with() -> None:
+def test_pools_without_information_are_not_compared_with() -> None:
     """Requests whose engines are not simulated do not count as seen: of a few, and of answers that came whole."""
     one = single_server(7, 300)
     other = [
         replace(row, id=1000 + row.id, model="n", worker="v", finished_s=row.finished_s + 500)
         for row in batch_engine(ENGINES, 8, 300, 0.5)
     ]
-    whole = [replace(row, first_token_s=math.nan) for row in other]
+    complete = [replace(row, first_token_s=math.nan) for row in other]
     alone = gain(of_rows(one), draws=2)
-    for more in (other[:40], whole):
+    for more in (other[:40], complete):
         found = gain(of_rows([*one, *more]), draws=2)
         assert (found.requests, found.observed_jct_s) == (300, alone.observed_jct_s)
         assert found.model_error == alone.model_error
@@ -265,7 +265,7 @@ def test_later_predictions_hold_from_the_window_in_which_they_came() -> None:
     )
     made = workload_of(of_rows([first, *rows[1:]]), 50).predictions
     assert made.total_tokens[: made.start[1]].tolist() == [80, 80, 270, 270, 270, 261]
-    assert made.index_tokens[: made.start[1]].tolist() == [80, 30, 170, 120, 70, 11]
+    assert made.gittins_rank[: made.start[1]].tolist() == [80, 30, 170, 120, 70, 11]
     assert np.diff(made.start)[1:].tolist() == [1] * 199
 
 
@@ -326,12 +326,12 @@ def test_a_pause_of_the_gateway_is_no_pause_of_the_traffic(tmp_path, max_bytes: 
         max_bytes=max_bytes,
     )
     assert (len(list(tmp_path.iterdir())) > 5) is (max_bytes == 16_000)
-    told, seen = of_journal(path), of_rows(rows)
-    gaps, usual_s = np.diff(told.arrival_s), np.median(np.diff(seen.arrival_s))
+    reported, seen = of_journal(path), of_rows(rows)
+    gaps, usual_s = np.diff(reported.arrival_s), np.median(np.diff(seen.arrival_s))
     assert gaps[[149, 249]] == pytest.approx([usual_s] * 2, rel=0.01)
     others = np.delete(np.arange(399), [149, 249])
     assert gaps[others] == pytest.approx(np.diff(seen.arrival_s)[others], abs=1e-4)
-    assert told.jct_s == pytest.approx(seen.jct_s, abs=1e-4)
+    assert reported.jct_s == pytest.approx(seen.jct_s, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -348,13 +348,13 @@ def test_rows_that_cannot_be_are_not_looked_at(wrong) -> None:
     assert len(of_rows([replace(rows[7], **wrong), *rows[:7], *rows[8:]])) == 299
 
 
-def test_runs_in_which_nobody_was_served_close_no_pause_twice(tmp_path) -> None:
+def test_runs_without_served_requests_close_no_pause_twice(tmp_path) -> None:
     rows, path = single_server(3, 300), tmp_path / "j.jsonl"
     failed = [replace(rows[150], output_tokens=0, outcome="failed")]
     journal_of(path, [(rows[:150], 1e9), (failed, 2e9), (failed, 3e9), (rows[150:], 4e9)])
-    told = of_journal(path)
-    assert len(told) == 300
-    assert np.all(np.diff(told.arrival_s) >= 0)
+    reported = of_journal(path)
+    assert len(reported) == 300
+    assert np.all(np.diff(reported.arrival_s) >= 0)
 
 
 @pytest.mark.slow
@@ -370,10 +370,10 @@ def test_a_running_gateway_looks_back_in_another_process() -> None:
         assert len(asyncio.all_tasks()) == 1
         return watch.found
 
-    found, here = asyncio.run(go()), as_json(gain(record.trace()))
-    assert (found["decision"], found["requests"]) == (here["decision"], here["requests"])
+    found, direct = asyncio.run(go()), as_json(gain(record.trace()))
+    assert (found["decision"], found["requests"]) == (direct["decision"], direct["requests"])
     assert [one["mean"]["low"] for one in found["orders"]] == pytest.approx(
-        [one["mean"]["low"] for one in here["orders"]], abs=1e-4
+        [one["mean"]["low"] for one in direct["orders"]], abs=1e-4
     )
 
 
@@ -381,7 +381,7 @@ def test_a_running_gateway_looks_back_in_another_process() -> None:
     ("message", "report"),
     [("echo Traceback >&2; echo MemoryError: no room >&2", "MemoryError: no room"), ("true", "exit status 3")],
 )
-def test_a_look_back_that_fails_is_told_in_one_line(message: str, report: str, tmp_path, monkeypatch, caplog) -> None:
+def test_a_failed_analysis_is_reported_in_one_line(message: str, report: str, tmp_path, monkeypatch, caplog) -> None:
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\ncat >/dev/null\n{message}\nexit 3\n")
     script.chmod(0o755)

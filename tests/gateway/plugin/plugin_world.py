@@ -30,10 +30,10 @@ class Request:
 
 
 def request(name: str, predicted: Any = None, length: int = 10, **more: Any) -> Request:
-    told = {key: more.pop(key) for key in list(more) if key.startswith("lengthwise_")}
+    reported = {key: more.pop(key) for key in list(more) if key.startswith("lengthwise_")}
     if predicted is not None:
-        told["lengthwise_predicted"] = predicted
-    made = Request(name, report=told or None, **more)
+        reported["lengthwise_predicted"] = predicted
+    made = Request(name, report=reported or None, **more)
     made.length = length
     return made
 

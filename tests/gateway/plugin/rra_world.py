@@ -61,38 +61,38 @@ class Engine:
 
     def schedule(self, throttle_prefills: bool = False) -> SimpleNamespace:
         self.current_step += 1
-        budget, told, new, resumed, gone = self.budget, {}, [], set(), False
+        budget, reported, new, resumed, gone = self.budget, {}, [], set(), False
         for one in list(self.running):
             if one not in self.running or self.current_step < one.next_decode_eligible_step or budget <= 0:
                 continue
             tokens = min(one.num_tokens - one.num_computed_tokens, budget)
-            while one in self.running and self.used + sum(told.values()) + tokens > self.cache_tokens:
+            while one in self.running and self.used + sum(reported.values()) + tokens > self.cache_tokens:
                 gone = True
                 self.preempt(self.running.pop())
             if one in self.running:
-                told[one.request_id] = tokens
+                reported[one.request_id] = tokens
                 budget -= tokens
         while self.waiting and not gone and budget > 0 and len(self.running) < self.max_num_active_reqs:
             one = self.waiting[0]
-            if self.used + sum(told.values()) + one.num_tokens > self.cache_tokens:
+            if self.used + sum(reported.values()) + one.num_tokens > self.cache_tokens:
                 break
             self.running.append(self.waiting.popleft())
-            told[one.request_id] = min(one.num_tokens, budget)
-            budget -= told[one.request_id]
+            reported[one.request_id] = min(one.num_tokens, budget)
+            budget -= reported[one.request_id]
             if one.num_preemptions:
                 resumed.add(one.request_id)
             else:
                 new.append(SimpleNamespace(req_id=one.request_id))
-        reads = sum(self.requests[name].num_computed_tokens < self._prefill(name) for name in told)
-        if told:
-            self.log.append((reads, len(told) - reads))
-        for name, tokens in told.items():
+        reads = sum(self.requests[name].num_computed_tokens < self._prefill(name) for name in reported)
+        if reported:
+            self.log.append((reads, len(reported) - reads))
+        for name, tokens in reported.items():
             one = self.requests[name]
             one.num_computed_tokens += tokens
             one.is_prefill_chunk = one.num_computed_tokens < one.num_tokens
         return SimpleNamespace(
-            num_scheduled_tokens=told,
-            total_num_scheduled_tokens=sum(told.values()),
+            num_scheduled_tokens=reported,
+            total_num_scheduled_tokens=sum(reported.values()),
             scheduled_new_reqs=new,
             scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=resumed),
         )

@@ -32,7 +32,7 @@ def live(total=100.0, row=None, priority=0, **more):
     return Request(1, 0.0, "m", 10, 1000, Client(priority=priority), length_prediction=prediction, **more)
 
 
-def test_only_modes_in_which_the_engine_orders_tell_anything():
+def test_only_modes_in_which_the_engine_orders_send_hints():
     def of(mode):
         config = GatewayConfig((Engine("http://e"),), order=Order(mode))
         return SchedulingHints(config, lambda _: 1).fields(live(), worker())
@@ -43,29 +43,29 @@ def test_only_modes_in_which_the_engine_orders_tell_anything():
 
 
 def test_priorities_have_the_engines_polarity_and_fit_32_bits():
-    told = hints("engine-priority")
+    reported = hints("engine-priority")
     queue = [live(50.0), live(70.0), live(10.0, priority=1), live(5000.0, priority=-1), live(float("nan"))]
     queue += [live(1e30, priority=10**9), live(-1e30, priority=-(10**9))]
-    vllm = [told.fields(one, worker(sign=1))["priority"] for one in queue]
-    sglang = [told.fields(one, worker("sglang", sign=-1))["priority"] for one in queue]
+    vllm = [reported.fields(one, worker(sign=1))["priority"] for one in queue]
+    sglang = [reported.fields(one, worker("sglang", sign=-1))["priority"] for one in queue]
     assert vllm == [-one for one in sglang]
     assert all(isinstance(one, int) and abs(one) <= MAX_PRIORITY for one in vllm)
     order = sorted(range(7), key=lambda k: vllm[k])
     assert order == [6, 3, 0, 1, 4, 2, 5]
-    assert told.fields(queue[0], worker("openai", sign=0)) == {}
-    assert told.add_to(queue[0], worker("openai", sign=0), b'{"a":1}') == b'{"a":1}'
+    assert reported.fields(queue[0], worker("openai", sign=0)) == {}
+    assert reported.add_to(queue[0], worker("openai", sign=0), b'{"a":1}') == b'{"a":1}'
 
 
-def test_the_plug_in_is_told_what_is_still_to_come_of_this_run():
-    told = hints("engine-plugin")
-    assert told.fields(live(priority=3), worker()) == {
+def test_the_plug_in_is_sent_the_remaining_length_of_this_run():
+    reported = hints("engine-plugin")
+    assert reported.fields(live(priority=3), worker()) == {
         "vllm_xargs": {"lengthwise_predicted": 100.0, "lengthwise_class": 3}
     }
     again = live()
     again.generated_tokens = 30
-    assert told.fields(again, worker())["vllm_xargs"]["lengthwise_predicted"] == 70.0
-    assert told.fields(live(), worker("sglang")) == {}
-    assert told.fields(live(1e9), worker())["vllm_xargs"]["lengthwise_predicted"] == 1000.0
+    assert reported.fields(again, worker())["vllm_xargs"]["lengthwise_predicted"] == 70.0
+    assert reported.fields(live(), worker("sglang")) == {}
+    assert reported.fields(live(1e9), worker())["vllm_xargs"]["lengthwise_predicted"] == 1000.0
 
 
 @pytest.mark.parametrize(("statistic", "level"), [("mean", None), ("median", 0.5), ("p80", 0.8), ("p90", 0.9)])
@@ -86,20 +86,20 @@ def test_the_lengths_of_later_windows_are_those_of_the_conditional_distribution(
         assert total > at
 
 
-def test_a_body_is_only_spliced_where_the_name_is_not_there():
+def test_a_body_is_spliced_only_where_the_field_is_absent():
     assert merge_fields(b'{"a":1}', {"priority": 3}) == b'{"priority":3,"a":1}'
     assert merge_fields(b" { } ", {"priority": 3}) == b' {"priority":3 } '
-    for theirs in (b'"priority":0', b'"prio\\u0072ity":0', b'"priority":null'):
-        body = merge_fields(b'{"messages":[{"content":"h\\u00e9"}],' + theirs + b"}", {"priority": 3})
+    for other in (b'"priority":0', b'"prio\\u0072ity":0', b'"priority":null'):
+        body = merge_fields(b'{"messages":[{"content":"h\\u00e9"}],' + other + b"}", {"priority": 3})
         assert json.loads(body, object_pairs_hook=list)[-1] == ("priority", 3)
         assert json.loads(body)["messages"] == [{"content": "hé"}]
-    ours = {"vllm_xargs": {"lengthwise_predicted": 5, "lengthwise_class": 0}}
-    merged = merge_fields(b'{"vllm_xargs":{"x":[1,2],"lengthwise_predicted":1},"a":{"b":1}}', ours)
-    assert json.loads(merged) == {"a": {"b": 1}, "vllm_xargs": {"x": [1, 2], **ours["vllm_xargs"]}}
-    assert json.loads(merge_fields(b'{"vllm_xargs":7}', ours)) == ours
+    own = {"vllm_xargs": {"lengthwise_predicted": 5, "lengthwise_class": 0}}
+    merged = merge_fields(b'{"vllm_xargs":{"x":[1,2],"lengthwise_predicted":1},"a":{"b":1}}', own)
+    assert json.loads(merged) == {"a": {"b": 1}, "vllm_xargs": {"x": [1, 2], **own["vllm_xargs"]}}
+    assert json.loads(merge_fields(b'{"vllm_xargs":7}', own)) == own
     # The name within a text is no field.
     text = b'{"prompt":"say \\"priority\\" and \\"vllm_xargs\\""}'
-    assert json.loads(merge_fields(text, ours)) == {**json.loads(text), **ours}
+    assert json.loads(merge_fields(text, own)) == {**json.loads(text), **own}
 
 
 TEXTS = st.text(max_size=12) | st.sampled_from(["priority", "vllm_xargs"])
@@ -111,14 +111,14 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(TEXTS, VALUES, max_size=5), st.booleans(), st.sampled_from(["priority", "vllm_xargs"]))
-def test_any_body_keeps_its_other_fields_and_has_ours_once(fields, plain, name):
-    ours = {"priority": 3} if name == "priority" else {"vllm_xargs": {"lengthwise_predicted": 5}}
+def test_any_body_keeps_its_other_fields_and_has_the_added_ones_once(fields, plain, name):
+    own = {"priority": 3} if name == "priority" else {"vllm_xargs": {"lengthwise_predicted": 5}}
     body = json.dumps(fields, ensure_ascii=plain).encode("utf-8", "surrogatepass")
-    pairs = json.loads(merge_fields(body, ours), object_pairs_hook=lambda pairs: pairs)
+    pairs = json.loads(merge_fields(body, own), object_pairs_hook=lambda pairs: pairs)
     assert [key for key, _ in pairs].count(name) == 1
-    found = json.loads(merge_fields(body, ours))
-    theirs = fields.get(name)
-    wanted = {**theirs, **ours[name]} if name == "vllm_xargs" and isinstance(theirs, dict) else ours[name]
+    found = json.loads(merge_fields(body, own))
+    other = fields.get(name)
+    wanted = {**other, **own[name]} if name == "vllm_xargs" and isinstance(other, dict) else own[name]
     assert found == {**fields, name: wanted}
 
 
@@ -133,7 +133,7 @@ RUBBISH = VALUES | st.floats() | st.integers() | st.lists(st.floats() | st.integ
     ),
     st.integers(-1, 300),
 )
-def test_whatever_is_told_the_length_is_one_that_can_be_used(report, max_tokens):
+def test_any_hint_yields_a_usable_length(report, max_tokens):
     hint = hint_of(report, max_tokens, 256.0)
     for generated in (0, 1, 50, 10**6):
         assert 0 <= hint.predicted_tokens(generated) <= max(1, max_tokens)

@@ -61,9 +61,9 @@ async def ask(gateway: Gateway, **more) -> bytes:
     body = {"model": "m", "prompt": "p 50", "max_tokens": 50, "stream": True} | more
     url = f"http://127.0.0.1:{gateway.port}/v1/completions"
     headers = {"Authorization": "Bearer secret"}
-    async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json=body) as told:
-        assert told.status == 200, await told.text()
-        return await told.read()
+    async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json=body) as reported:
+        assert reported.status == 200, await reported.text()
+        return await reported.read()
 
 
 @pytest.mark.parametrize(("kind", "sign"), [("vllm", 1), ("sglang", -1)])
@@ -77,26 +77,26 @@ def test_priorities_arrive_with_the_engines_polarity(kind, sign):
     run(work)
 
 
-def test_lengths_and_class_arrive_beside_what_a_client_tells():
+def test_lengths_and_class_arrive_next_to_the_fields_of_the_client():
     async def work() -> None:
         async with Scripted() as engine, gateway("engine-plugin", engine) as g:
             await ask(g)
             await ask(g, vllm_xargs={"other": 3})
-            ours = {"lengthwise_predicted": 50.0, "lengthwise_class": 2}
-            assert [one.body["vllm_xargs"] for one in engine.seen] == [ours, ours | {"other": 3}]
+            own = {"lengthwise_predicted": 50.0, "lengthwise_class": 2}
+            assert [one.body["vllm_xargs"] for one in engine.seen] == [own, own | {"other": 3}]
 
     run(work)
 
 
-def test_what_goes_on_at_another_engine_is_told_as_what_is_left():
+def test_a_request_that_continues_at_another_engine_has_its_remaining_length():
     async def work() -> None:
         fault = Fault("die", after=20)
         async with Scripted(plan=[fault]) as one, Scripted() as two:
             async with gateway("engine-plugin", one, two) as g:
-                told = await ask(g)
+                reported = await ask(g)
                 if not one.seen:  # the first place was the other's
-                    told = await ask(g)
-            assert told.endswith(b"data: [DONE]\n\n")
+                    reported = await ask(g)
+            assert reported.endswith(b"data: [DONE]\n\n")
             assert one.seen[0].body["vllm_xargs"]["lengthwise_predicted"] == 50.0
             rest = two.seen[-1].body
             assert 0 < rest["max_tokens"] < 50

@@ -59,14 +59,14 @@ def test_it_is_the_class_that_vllm_would_take_and_orders(vllm, caplog, asynchron
     assert filled(made).run() == SHORTEST
 
 
-def no_doubt(made, caplog, says):
-    assert says in caplog.text
+def no_doubt(made, caplog, states):
+    assert states in caplog.text
     assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
     assert filled(made).run() == ARRIVAL
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "states"),
     [
         ({"rank": "shortest"}, "rank"),
         ({"rank": "vtc"}, "service_tokens"),
@@ -75,13 +75,13 @@ def no_doubt(made, caplog, says):
         ({"diffusion": object()}, "DiffusionScheduler"),
     ],
 )
-def test_settings_that_cannot_be_used_leave_the_engine_as_it_is(vllm, caplog, settings, says):
+def test_settings_that_cannot_be_used_leave_the_engine_as_it_is(vllm, caplog, settings, states):
     made = LengthScheduler(vllm_config=config(**settings))
     assert not isinstance(made, OrderedScheduler)
-    no_doubt(made, caplog, says)
+    no_doubt(made, caplog, states)
 
 
-def test_a_version_on_which_it_was_never_run_keeps_its_order_unless_told(vllm, caplog):
+def test_an_untested_version_keeps_its_own_order_unless_trusted(vllm, caplog):
     vllm["vllm"].__version__ = "0.99.1"
     no_doubt(LengthScheduler(vllm_config=config()), caplog, "0.99.1")
     assert filled(LengthScheduler(vllm_config=config(trust_version=True))).run() == SHORTEST
@@ -139,7 +139,7 @@ def test_an_error_of_the_engine_itself_is_not_hidden(vllm, monkeypatch):
     "where", ["before", "after", "book.entry", "book.in_order", "book.needs_sort", "book.on_admitted"]
 )
 @pytest.mark.parametrize("at", [1, 2, 30])
-def test_whatever_fails_is_said_once_and_the_engine_goes_on_in_its_own_order(vllm, caplog, monkeypatch, where, at):
+def test_any_failure_is_reported_once_and_the_engine_continues_in_its_own_order(vllm, caplog, monkeypatch, where, at):
     made = LengthScheduler(vllm_config=config(window_tokens=4))
     home = made.lengthwise.registry if where.startswith("book.") else made.lengthwise
     name, calls = where.removeprefix("book."), []
@@ -165,7 +165,7 @@ def test_whatever_fails_is_said_once_and_the_engine_goes_on_in_its_own_order(vll
 
 
 @pytest.mark.parametrize("where", ["cut", "preempt"])
-def test_a_request_that_had_to_give_way_is_there_whatever_fails_behind_it(vllm, monkeypatch, where):
+def test_a_preempted_request_is_not_lost_whatever_fails_afterwards(vllm, monkeypatch, where):
     made = LengthScheduler(vllm_config=config(preemption="worth(factor=0)", window_tokens=4, preemptions_per_s=1e9))
     made.add_request(request("long", 200, length=200))
     for _ in range(20):

@@ -75,7 +75,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
         )
         assert core.offer(clock.now_s, live) is None
     clock.now_s += 5.0
-    core.workers(clock.now_s, [WorkerState("w", ("m",), in_flight=len(queue))])
+    core.workers(clock.now_s, [WorkerState("w", ("m",), concurrency=len(queue))])
     sent = [k for k, _ in core.schedule(clock.now_s).assign]
     assert [int(one.request_id[1:]) for one in book.in_order(requests)] == sent
 
@@ -118,7 +118,7 @@ def test_short_ones_end_first_and_the_stock_order_comes_back_without_the_plug_in
     assert made.run() == ["r4", "r2", "r1", "r3", "r0"]
 
 
-def test_who_waited_too_long_goes_before_all_who_did_not_in_order_of_arrival():
+def test_overdue_requests_precede_all_others_in_order_of_arrival():
     clock = Clock()
     made = ordered(Settings(preemption="never", max_wait_s=5.0), clock, max_num_seqs=1)
     for name in ("old-a", "old-b"):
@@ -170,7 +170,7 @@ def test_a_longer_one_gives_way_and_is_not_taken_back_in_the_same_step():
     assert made.readmitted_at_once == 0
 
 
-def test_who_finds_no_memory_takes_it_from_a_longer_one():
+def test_a_request_without_memory_takes_it_from_a_longer_one():
     made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, preemptions_per_s=1e9), max_num_seqs=2)
     made.add_request(request("long", 500, length=500))
     for _ in range(30):
@@ -186,14 +186,14 @@ def test_who_finds_no_memory_takes_it_from_a_longer_one():
     assert made.run() == ["short", "long"]
 
 
-def test_only_who_is_strictly_better_takes_a_place_and_no_class_takes_a_better_ones():
-    for told in ({"predicted": 500 - 30}, {"predicted": 5, "lengthwise_class": 1}):
+def test_only_a_strictly_better_request_takes_a_slot_and_never_one_of_a_better_class():
+    for reported in ({"predicted": 500 - 30}, {"predicted": 5, "lengthwise_class": 1}):
         made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, preemptions_per_s=1e9), max_num_seqs=1)
         made.add_request(request("long", 500, length=500))
         for _ in range(30):
             made.schedule()
             made.tokens()
-        made.add_request(request("other", **told))
+        made.add_request(request("other", **reported))
         assert made.schedule() == ["long"]
 
 
@@ -213,7 +213,7 @@ def test_a_stream_of_short_ones_cuts_a_long_one_so_often_and_no_more():
     assert "long" in made.finished
 
 
-def test_cuts_are_so_far_apart():
+def test_preemptions_respect_the_rate_limit():
     clock, cuts = Clock(), []
     made = ordered(
         Settings(preemption="worth(factor=0)", window_tokens=1, max_preemptions=99, preemptions_per_s=2.0),
@@ -235,7 +235,7 @@ def test_cuts_are_so_far_apart():
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 3)), min_size=1, max_size=30))
-def test_nobody_is_lost_or_doubled_whatever_is_predicted_cut_or_aborted(requests):
+def test_no_request_is_lost_or_duplicated_whatever_is_predicted_preempted_or_aborted(requests):
     clock = Clock()
     settings = Settings(preemption="worth(factor=0)", window_tokens=4, preemptions_per_s=1e9, max_wait_s=1.0)
     made = ordered(settings, clock, max_num_seqs=3)
@@ -249,14 +249,14 @@ def test_nobody_is_lost_or_doubled_whatever_is_predicted_cut_or_aborted(requests
         if every == 3 and f"r{k}" in made.requests:
             made.finish_requests(f"r{k}", None)
             aborted.add(f"r{k}")
-        there = [one.request_id for one in (*made.waiting, *made.running)]
-        assert sorted(there) == sorted(made.requests)
+        present = [one.request_id for one in (*made.waiting, *made.running)]
+        assert sorted(present) == sorted(made.requests)
     made.run()
     assert made.lengthwise is not None
     assert sorted([*made.finished, *aborted]) == sorted(f"r{k}" for k in range(len(requests)))
 
 
-def test_when_memory_is_tight_the_longest_remaining_stands_last_but_for_who_reads_its_prompt():
+def test_when_memory_is_tight_the_longest_remaining_is_last_except_for_prefilling_requests():
     made = ordered(SRTF, max_num_seqs=4)
     for name, predicted in (("long", 300), ("short", 20), ("middle", 90)):
         made.add_request(request(name, predicted, length=1000))
@@ -293,12 +293,12 @@ def test_predictions_are_read_again_every_window():
         assert book.lengths(entry)[1] == max(1, predicted - generated)
 
 
-def test_settings_that_cannot_be_used_say_so():
+def test_unusable_settings_are_reported():
     assert settings_of({}) == settings_of(None) == Settings()
     assert settings_of({"lengthwise": {"max_wait_s": 3}}).max_wait_s == 3
-    for told, says in (
+    for reported, states in (
         ({"rnak": "srtf"}, "rank"),
-        ({"rank": "gittins"}, "index_tokens"),
+        ({"rank": "gittins"}, "gittins_rank"),
         ({"rank": "nobody"}, "nobody"),
         ({"preemption": "worth(factor=-1)"}, "factor"),
         ({"max_wait_s": "soon"}, "max_wait_s"),
@@ -306,5 +306,5 @@ def test_settings_that_cannot_be_used_say_so():
         ({"window_tokens": 0}, "window_tokens"),
         ({"trust_version": 1}, "trust_version"),
     ):
-        with pytest.raises(InputError, match=says):
-            settings_of({"lengthwise": told})
+        with pytest.raises(InputError, match=states):
+            settings_of({"lengthwise": reported})

@@ -40,9 +40,9 @@ def filled(made, count=6):
     return requests
 
 
-def stays(made, caplog, says):
+def stays(made, caplog, states):
     """Its first step takes all, as its own order has it; the log says why, once."""
-    assert says in caplog.text
+    assert states in caplog.text
     assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
     requests = filled(made)
     made.run()
@@ -51,7 +51,7 @@ def stays(made, caplog, says):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplog, asynchronous):
+def test_the_class_is_that_of_vllm_and_follows_the_schedule(vllm, caplog, asynchronous):
     with caplog.at_level(logging.INFO, "vllm.lengthwise"):
         made = RraScheduler(vllm_config=config(asynchronous=asynchronous))
     assert isinstance(made, PhasedScheduler)
@@ -63,7 +63,7 @@ def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplo
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "states"),
     [
         ({"prefill_batch": 0}, "prefill_batch must be a"),
         ({"decode_steps": 2.5}, "decode_steps must be an integer"),
@@ -80,17 +80,17 @@ def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplo
         ({"runner": "pooling"}, "it does not decode"),
     ],
 )
-def test_what_cannot_be_kept_leaves_the_engine_as_it_is(vllm, caplog, given, says):
-    stays(RraScheduler(vllm_config=config(**given)), caplog, says)
+def test_an_unusable_schedule_leaves_the_engine_unchanged(vllm, caplog, given, states):
+    stays(RraScheduler(vllm_config=config(**given)), caplog, states)
 
 
-def test_no_schedule_at_all_is_said(vllm, caplog):
+def test_a_missing_schedule_is_reported(vllm, caplog):
     bare = config()
     bare.additional_config = None
     stays(RraScheduler(vllm_config=bare), caplog, "must have prefill_batch and decode_steps")
 
 
-def test_a_version_on_which_it_was_never_run_keeps_its_own_unless_told(vllm, caplog):
+def test_an_untested_version_keeps_its_own_schedule_unless_trusted(vllm, caplog):
     vllm["vllm"].__version__ = "0.33.0"
     stays(RraScheduler(vllm_config=config()), caplog, "this is vLLM 0.33.0")
     made = RraScheduler(vllm_config=config(trust_version=True))
@@ -118,7 +118,7 @@ def test_requests_without_what_is_set_are_found_at_the_start(vllm, caplog):
     stays(RraScheduler(vllm_config=config()), caplog, "next_decode_eligible_step")
 
 
-def test_a_scheduler_without_seats_is_found_when_it_is_made(vllm, caplog, monkeypatch):
+def test_a_scheduler_without_slots_is_detected_at_construction(vllm, caplog, monkeypatch):
     begin = Stock.__init__
 
     def other(self, *args, **named):
@@ -133,7 +133,7 @@ def test_a_scheduler_without_seats_is_found_when_it_is_made(vllm, caplog, monkey
     "where", ["before", "after", "on_output", "tracker.admits", "tracker.prefilled", "tracker.decoded"]
 )
 @pytest.mark.parametrize("at", [1, 2, 7])
-def test_whatever_fails_is_said_once_and_the_engine_goes_on_by_its_own(vllm, caplog, monkeypatch, where, at):
+def test_any_failure_is_reported_once_and_the_engine_continues_on_its_own(vllm, caplog, monkeypatch, where, at):
     made = RraScheduler(vllm_config=config())
     home = made.lengthwise.tracker if where.startswith("tracker.") else made.lengthwise
     name, calls = where.removeprefix("tracker."), []
@@ -171,7 +171,7 @@ def test_an_error_of_the_engine_itself_is_not_hidden_and_leaves_it_as_it_was(vll
     assert made.max_num_active_reqs == 64
 
 
-def test_a_step_that_cannot_be_restricted_leaves_nobody_resting_and_all_seats():
+def test_a_step_that_cannot_be_restricted_leaves_no_request_paused_and_all_slots():
     """Whoever was told to rest before the failure would rest for ever."""
 
     class Stubborn:

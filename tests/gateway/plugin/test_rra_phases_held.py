@@ -21,7 +21,7 @@ class PhasedEngine(PhasedScheduler, Engine):
     pass
 
 
-def held(prefill_batch, decode_steps, *, world=None, **settings):
+def with_phases(prefill_batch, decode_steps, *, world=None, **settings):
     made = PhasedEngine(**world or {})
     made.lengthwise = PhaseHooks(RraSettings(prefill_batch, decode_steps, **settings), Clock())
     return made
@@ -35,7 +35,7 @@ def filled(made, lengths):
     return requests
 
 
-def whole(requests):
+def complete(requests):
     return all(one.output == list(range(one.max_tokens)) for one in requests)
 
 
@@ -44,10 +44,10 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1
 
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 12), st.sampled_from([7, 40, 1 << 20]))
 def test_with_room_for_all_every_phase_has_its_batch_and_its_iterations(lengths, batch, steps, budget):
-    made = held(batch, steps, world={"budget": budget})
+    made = with_phases(batch, steps, world={"budget": budget})
     requests = filled(made, lengths)
     made.run()
-    assert whole(requests)
+    assert complete(requests)
     phases, left = list(made.lengthwise.tracker.phases), len(lengths)
     assert [one.number for one in phases] == list(range(1, len(phases) + 1))
     for phase in phases:
@@ -61,8 +61,8 @@ def test_with_room_for_all_every_phase_has_its_batch_and_its_iterations(lengths,
 
 
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 12))
-def test_phases_end_early_only_when_nobody_decodes(lengths, batch, steps):
-    made = held(batch, steps)
+def test_phases_end_early_only_when_no_request_decodes(lengths, batch, steps):
+    made = with_phases(batch, steps)
     filled(made, lengths)
     while made.requests:
         before = made.lengthwise.tracker.current
@@ -81,7 +81,7 @@ def test_phases_are_those_of_the_simulator(budget, threshold):
     lengths = [(int(p), int(o)) for p, o in zip(rng.integers(5, 60, 80), rng.integers(1, 40, 80), strict=True)]
     more = {} if threshold is None else {"threshold": threshold, "prompt_tokens": 195, "decode_batch": 17}
     settings = RraSettings(6, 9, **more)
-    made = held(6, 9, world={"budget": budget}, **more)
+    made = with_phases(6, 9, world={"budget": budget}, **more)
     filled(made, lengths)
     made.run()
     merged = []  # vLLM cuts a prefill into steps; the simulator's is one
@@ -94,10 +94,10 @@ def test_phases_are_those_of_the_simulator(budget, threshold):
     deployment = dataclasses.replace(deployment, scheduler=Scheduler(batching=settings.policy().name))
     workload = Workload(np.zeros(80), *np.array(lengths).T)
     steps = simulate(workload, deployment, engine="reference").steps
-    theirs = list(zip(steps.prefill_seqs.tolist(), steps.decode_seqs.tolist(), strict=True))
-    assert [decodes for _, decodes in merged] == [0 if reads else decodes for reads, decodes in theirs]
+    other = list(zip(steps.prefill_seqs.tolist(), steps.decode_seqs.tolist(), strict=True))
+    assert [decodes for _, decodes in merged] == [0 if reads else decodes for reads, decodes in other]
     phases = list(made.lengthwise.tracker.phases)
-    assert [one.admitted for one in phases] == [reads for reads, _ in theirs if reads]
+    assert [one.admitted for one in phases] == [reads for reads, _ in other if reads]
     if threshold is not None:
         assert len({one.admitted for one in phases}) > 2, "batches were resized"
 
@@ -112,10 +112,10 @@ def test_phases_are_those_of_the_simulator(budget, threshold):
     st.lists(st.integers(0, 400), max_size=6),
     st.sampled_from([None, 0.0, 0.2]),
 )
-def test_short_of_seats_and_memory_with_aborts_every_token_comes_once(
+def test_with_few_slots_little_memory_and_aborts_every_token_comes_once(
     lengths, batch, steps, max_num_seqs, budget, cache, aborts, threshold
 ):
-    made = held(
+    made = with_phases(
         batch, steps, world={"max_num_seqs": max_num_seqs, "budget": budget, "cache_tokens": cache},
         threshold=threshold, prompt_tokens=20 * batch, decode_batch=2 * batch,
     )  # fmt: skip
@@ -133,14 +133,14 @@ def test_short_of_seats_and_memory_with_aborts_every_token_comes_once(
             break
     assert made.lengthwise is not None
     assert not made.requests
-    assert whole([one for one in requests if one.request_id not in aborted])
+    assert complete([one for one in requests if one.request_id not in aborted])
     assert made.max_num_active_reqs == max_num_seqs
     assert all(one.next_decode_eligible_step == 0 for one in requests)
     assert all(phase.admitted <= batch for phase in made.lengthwise.tracker.phases) or threshold is not None
 
 
-def test_seats_bound_the_batch_and_who_ends_is_refilled_at_the_next_prefill():
-    made = held(6, 4, world={"max_num_seqs": 8})
+def test_slots_bound_the_batch_and_finished_requests_are_replaced_at_the_next_prefill():
+    made = with_phases(6, 4, world={"max_num_seqs": 8})
     filled(made, [(5, 10)] * 24)
     made.run()
     phases = list(made.lengthwise.tracker.phases)
@@ -150,8 +150,8 @@ def test_seats_bound_the_batch_and_who_ends_is_refilled_at_the_next_prefill():
     assert all(one.decode_steps == 4 for one in phases[:4])
 
 
-def test_a_chunked_prompt_lets_nobody_decode_until_it_is_whole():
-    made = held(2, 3, world={"budget": 10})
+def test_a_chunked_prompt_blocks_decoding_until_it_is_complete():
+    made = with_phases(2, 3, world={"budget": 10})
     filled(made, [(35, 20), (8, 20), (35, 20), (8, 20)])
     made.run()
     assert made.log[:5] == [(1, 0), (1, 0), (1, 0), (2, 0), (1, 0)]
@@ -160,7 +160,7 @@ def test_a_chunked_prompt_lets_nobody_decode_until_it_is_whole():
 
 
 def test_a_request_that_comes_late_waits_for_the_next_prefill():
-    made = held(4, 6)
+    made = with_phases(4, 6)
     filled(made, [(5, 30)])
     for _ in range(3):
         made.step()
@@ -174,7 +174,7 @@ def test_a_request_that_comes_late_waits_for_the_next_prefill():
 
 
 def test_a_paused_engine_goes_by_its_own_rules():
-    made = held(1, 6)
+    made = with_phases(1, 6)
     filled(made, [(5, 30)] * 3)
     made.pause_state = 1
     made.step()
@@ -199,12 +199,12 @@ def test_an_engine_that_passes_decodes_over_is_not_waited_for():
     for _ in range(200):
         made.step()
     assert made.finished == ["r1", "r2"]
-    assert whole(requests[1:])
+    assert complete(requests[1:])
 
 
 def test_phases_are_recorded_a_line_each(tmp_path):
     path = tmp_path / "phases.jsonl"
-    made = held(3, 4, record=str(path))
+    made = with_phases(3, 4, record=str(path))
     filled(made, [(7, 9)] * 6)
     made.run()
     made.shutdown()
@@ -228,11 +228,11 @@ def test_phases_are_recorded_a_line_each(tmp_path):
 
 
 def test_a_record_that_cannot_be_written_stops_and_the_schedule_goes_on(tmp_path, caplog):
-    made = held(3, 4, record=str(tmp_path / "phases.jsonl"))
+    made = with_phases(3, 4, record=str(tmp_path / "phases.jsonl"))
     requests = filled(made, [(7, 9)] * 6)
     made.lengthwise._file.close()
     made.lengthwise._file = open("/dev/full", "w", buffering=1)  # noqa: SIM115, PTH123
     made.run()
-    assert whole(requests)
+    assert complete(requests)
     assert [one.decode_steps for one in made.lengthwise.tracker.phases] == [4, 8]
     assert caplog.text.count("phases are no longer recorded") == 1

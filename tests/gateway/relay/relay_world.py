@@ -86,7 +86,7 @@ class FixedFleet:
         self.rejections.append((name, model, session))
 
     def states(self) -> tuple[WorkerState, ...]:
-        return tuple(WorkerState(name, ("m",), in_flight=self.cap) for name in self.by_name)
+        return tuple(WorkerState(name, ("m",), concurrency=self.cap) for name in self.by_name)
 
 
 class Report:
@@ -157,7 +157,7 @@ class World:
     ) -> Reply:
         now_s = self.driver.clock()
         client["deadline_s"] = now_s + timeout_s
-        answer = await self.relay.exchange(asked(body, api=api, now_s=now_s, **client))
+        answer = await self.relay.exchange(requested(body, api=api, now_s=now_s, **client))
         parts: list[bytes] = []
         writer = None if self.takes is None else ChunkWriter(parts, self.takes)
         async for part in answer:
@@ -199,7 +199,7 @@ class Reply:
         return [one["usage"] for one in self.events if one != "[DONE]" and one.get("usage")]
 
 
-def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0, **client: Any) -> ClientRequest:
+def requested(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0, **client: Any) -> ClientRequest:
     prompt = body.get("prompt")
     text = prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in body.get("messages", ()))
     return ClientRequest(
@@ -269,9 +269,9 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(watched())
 
 
-async def until(true: Callable[[], bool], most_s: float = 5.0) -> None:
+async def until(true: Callable[[], bool], max_s: float = 5.0) -> None:
     """Waits until something holds."""
-    async with asyncio.timeout(most_s):
+    async with asyncio.timeout(max_s):
         while not true():  # noqa: ASYNC110 - the engines are not ours to ask for events
             await asyncio.sleep(0.005)
 

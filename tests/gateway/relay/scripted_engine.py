@@ -24,10 +24,10 @@ def decode(ids: list[int]) -> str:
 def following(ids: list[int]) -> int:
     """The next token of the model: a byte of a character that all before it decides."""
     for back in range(13):
-        head, begun = ids[: len(ids) - back], bytes(one - 3 for one in ids[len(ids) - back :])
+        head, started = ids[: len(ids) - back], bytes(one - 3 for one in ids[len(ids) - back :])
         for char in (CHARS[zlib.crc32(repr(head).encode()) % len(CHARS)].encode(),):
-            if back and char.startswith(begun) and len(char) > len(begun):
-                return char[len(begun)] + 3
+            if back and char.startswith(started) and len(char) > len(started):
+                return char[len(started)] + 3
     return CHARS[zlib.crc32(repr(ids).encode()) % len(CHARS)].encode()[0] + 3
 
 
@@ -180,10 +180,10 @@ class Scripted:
             seen.how = "finished"
             return
         self._head(writer)
-        told = self.ids_told and body.get("return_token_ids")
+        reported = self.ids_told and body.get("return_token_ids")
         if chat:
             first = {**frame, "choices": [_choice(chat, "", None, None, role=True)]}
-            first["prompt_token_ids"] = prompt if told else None
+            first["prompt_token_ids"] = prompt if reported else None
             self._event(writer, first)
         words, ids = Words(prompt), list(prompt)
         text, chunk = "", []
@@ -197,9 +197,9 @@ class Scripted:
             if done % self.per_chunk and done < most:
                 continue
             finish = "length" if done == most else None
-            choice = _choice(chat, text, finish, chunk if told else None)
+            choice = _choice(chat, text, finish, chunk if reported else None)
             if not chat:
-                choice["prompt_token_ids"] = prompt if told and done <= self.per_chunk else None
+                choice["prompt_token_ids"] = prompt if reported and done <= self.per_chunk else None
             self._event(writer, {**frame, "choices": [choice]})
             seen.sent, text, chunk = done, "", []
             await writer.drain()

@@ -72,7 +72,7 @@ class Scanned(EventTemplate):
         pass
 
 
-def told(state, pieces: list[bytes]):
+def reported(state, pieces: list[bytes]):
     out = []
     for piece in pieces:
         out.append(state.feed(piece))
@@ -108,22 +108,22 @@ def test_what_goes_on_and_what_is_counted_is_the_same_as_without_it(kind, sep):
         pieces = chunks(draws, data)
         fast, slow = made(), made()
         slow.template = Scanned()
-        assert told(fast, pieces) == told(slow, pieces), seed
+        assert reported(fast, pieces) == reported(slow, pieces), seed
         fitted += fast.template.num_matches
     assert fitted > 300
 
 
 def test_an_event_cut_short_or_with_another_line_in_it_does_not_fit():
-    whole = b'data: {"choices":[{"delta":{"content":" word"},"token_ids":[12]}]}\n\n'
+    total = b'data: {"choices":[{"delta":{"content":" word"},"token_ids":[12]}]}\n\n'
     alike = EventTemplate()
-    alike.learn(whole, sse.CONTENT)
-    assert alike.matches(whole.replace(b" word", b'a\\"b\\\\').replace(b"[12]", b"[1, 2,3]"))
+    alike.learn(total, sse.CONTENT)
+    assert alike.matches(total.replace(b" word", b'a\\"b\\\\').replace(b"[12]", b"[1, 2,3]"))
     assert alike.ids == b"1, 2,3"
-    assert not any(alike.matches(whole[:end]) for end in range(len(whole)))
+    assert not any(alike.matches(total[:end]) for end in range(len(total)))
     for text in (b"", b"a\nb", b"a\r", b'a"b', b"a\\", b'"'):
-        assert not alike.matches(whole.replace(b" word", text)), text
+        assert not alike.matches(total.replace(b" word", text)), text
     for ids in (b"", b",", b" ", b"1]", b"[1", b"x", b"-1"):
-        assert not alike.matches(whole.replace(b"12", ids)), ids
+        assert not alike.matches(total.replace(b"12", ids)), ids
 
 
 def test_a_stream_whose_layout_changes_with_every_event_is_soon_only_scanned():

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import ClientSession, web
-from relay_world import IDS, FixedWorker, asked, run, world
+from relay_world import IDS, FixedWorker, requested, run, world
 from scripted_engine import Fault as ScriptedFault
 from scripted_engine import Scripted
 
@@ -21,7 +21,7 @@ from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 
 CARE = ResilienceConfig(health_every_s=0.3, answer_bytes=200_000)
-HELD = {"model": "toy", "prompt": "tell", "max_tokens": 40, "ignore_eos": True}
+IN_USE = {"model": "toy", "prompt": "tell", "max_tokens": 40, "ignore_eos": True}
 
 
 class Noting(Fleet):
@@ -52,7 +52,7 @@ async def before(engine, mode):
         await gateway.fleet.stable(10)
 
         async def ask(**fields):
-            async with client.post("/v1/completions", json=HELD | fields) as answer:
+            async with client.post("/v1/completions", json=IN_USE | fields) as answer:
                 return answer.status, await answer.json()
 
         yield gateway, ask
@@ -66,22 +66,22 @@ def test_an_answer_beyond_the_bound_is_the_fault_of_the_engine_and_the_next_one_
         async with EngineServer(EngineSpec(speed=50.0)) as engine, before(engine, mode) as (gateway, ask):
             assert (await ask())[0] == 200
             engine.faults.incoming = [Fault("giant", after_tokens=5, size=300_000)]
-            status, told = await ask()
-            assert (status, told["error"]["code"]) == (502, "answer_too_long")
-            assert "200000 bytes" in told["error"]["message"]
+            status, reported = await ask()
+            assert (status, reported["error"]["code"]) == (502, "answer_too_long")
+            assert "200000 bytes" in reported["error"]["message"]
             assert len(engine.log.entries) - 1 == 2, "nobody else is asked for the same (one was the probe)"
             assert gateway.fleet.blamed == ["answer too long"]
             engine.faults.incoming = [Fault("giant", after_tokens=5, size=100_000)]
-            status, told = await ask()
+            status, reported = await ask()
             assert status == 200
-            assert len(told["choices"][0]["text"]) > 100_000
+            assert len(reported["choices"][0]["text"]) > 100_000
             await engine.idle()
 
     run(work)
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"logprobs": 1}])
-def test_who_asks_for_much_can_take_no_engine_down_by_it(fields):
+def test_a_client_that_requests_much_cannot_bring_an_engine_down(fields):
     async def work():
         async with EngineServer(EngineSpec(speed=50.0)) as engine, before(engine, "fcfs") as (gateway, ask):
             engine.faults.always = Fault("giant", size=300_000)
@@ -109,19 +109,19 @@ def test_what_is_put_together_of_a_stream_that_never_ends_is_bounded(one):
     assert (state.error.code, state.error.engine_fault) == ("answer_too_long", True)
 
 
-def test_no_engine_meets_one_request_id_twice_and_the_client_keeps_its_own():
+def test_request_ids_are_unique_per_engine_and_the_client_keeps_its_own():
     async def work():
         dies = ScriptedFault("die", 5)
         async with world([Scripted(plan=[dies, None]), Scripted(plan=[dies, None])]) as w:
-            mine = replace_headers(asked({"model": "m", "prompt": "go", "max_tokens": 30, "stream": True}))
-            answer = await w.relay.exchange(mine)
+            own = replace_headers(requested({"model": "m", "prompt": "go", "max_tokens": 30, "stream": True}))
+            answer = await w.relay.exchange(own)
             got = b"".join([part async for part in answer])
             await answer.aclose()
             assert got.endswith(b"data: [DONE]\n\n")
             seen = [one.headers["x-request-id"] for engine in w.engines for one in engine.seen]
             assert sorted(seen) == ["own", "own-2", "own-3"]
             assert {one.headers["traceparent"] for engine in w.engines for one in engine.seen} == {"00-1"}
-            assert mine.headers[0] == ("X-Request-Id", "own")
+            assert own.headers[0] == ("X-Request-Id", "own")
 
     run(work)
 
@@ -132,7 +132,7 @@ def replace_headers(one):
 
 
 @asynccontextmanager
-async def telling(answer):
+async def reporting(answer):
     """An engine that answers any POST so."""
     app = web.Application()
     app.router.add_post("/{any:.*}", answer)
@@ -167,7 +167,7 @@ def test_a_text_of_tokens_is_not_followed_elsewhere_nor_read_without_end():
         return web.json_response({"prompt": "\ufffd", "more": "x" * 70_000})
 
     async def work():
-        async with telling(half) as url:
+        async with reporting(half) as url:
             assert await kept_by(url) == 1
             assert hits == ["/detokenize"] * 2
             hits.clear()
@@ -175,10 +175,10 @@ def test_a_text_of_tokens_is_not_followed_elsewhere_nor_read_without_end():
             async def elsewhere(_):
                 raise web.HTTPTemporaryRedirect(f"{url}/detokenize")
 
-            async with telling(elsewhere) as other:
+            async with reporting(elsewhere) as other:
                 assert await kept_by(other) == 2, "without an answer it is believed"
             assert not hits
-        async with telling(endless) as url:
+        async with reporting(endless) as url:
             assert await kept_by(url) == 2
 
     run(work)

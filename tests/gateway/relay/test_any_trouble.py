@@ -29,7 +29,7 @@ def engine(dice: random.Random) -> Scripted:
     return Scripted(plan=faults, step_s=0.001, per_chunk=dice.choice((1, 1, 2, 3)))
 
 
-def asked(dice: random.Random, number: int) -> dict[str, Any]:
+def requested(dice: random.Random, number: int) -> dict[str, Any]:
     tokens = dice.choice(LENGTHS)
     body: dict[str, Any] = {"model": "m", "max_tokens": tokens, "temperature": 0}
     body |= {"stream": dice.random() < 0.7, "return_token_ids": dice.random() < 0.5}
@@ -42,23 +42,23 @@ async def meddle(w: World, dice: random.Random) -> None:
     """Cuts and moves requests, whether anything asks for it or not."""
     while True:
         await asyncio.sleep(0.01)
-        there = [ticket for ticket in w.driver._tickets.values() if ticket.worker and ticket.request.resumable]
-        if there:
-            dice.choice(there).interrupt(dice.choice((PREEMPTED, GONE)))
+        present = [ticket for ticket in w.driver._tickets.values() if ticket.worker and ticket.request.resumable]
+        if present:
+            dice.choice(present).interrupt(dice.choice((PREEMPTED, GONE)))
 
 
 def check_stream(reply: Reply, ids: list[int], text: str, *, asked_ids: bool) -> None:
     chunks = [event for event in reply.events if event != "[DONE]"]
-    told = [one for chunk in chunks for c in chunk.get("choices", ()) for one in c.get("token_ids") or ()]
+    reported = [one for chunk in chunks for c in chunk.get("choices", ()) for one in c.get("token_ids") or ()]
     if any("error" in chunk for chunk in chunks):
         assert text.startswith(reply.text)
-        assert told == ids[: len(told)]
+        assert reported == ids[: len(reported)]
         return
     assert reply.text == text
     assert reply.events.count("[DONE]") == 1
     assert reply.events[-1] == "[DONE]"
     assert reply.finishes == ["length"]
-    assert told in ([], ids) if asked_ids else not told
+    assert reported in ([], ids) if asked_ids else not reported
 
 
 def check_whole(report: dict[str, Any], ids: list[int], text: str) -> None:
@@ -71,7 +71,7 @@ def check_whole(report: dict[str, Any], ids: list[int], text: str) -> None:
 
 
 async def one(w: World, dice: random.Random, number: int) -> None:
-    body = asked(dice, number)
+    body = requested(dice, number)
     await asyncio.sleep(0.3 * dice.random())
     reply = await w.submit(body, api="chat" if "messages" in body else "completions")
     ids, text = answer(w.engines[0]._prompt(body), body["max_tokens"])
@@ -82,7 +82,7 @@ async def one(w: World, dice: random.Random, number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_answer_is_right_or_says_that_it_is_not_and_nothing_is_left(seed: int):
+def test_each_answer_is_correct_or_reports_an_error_and_nothing_is_left(seed: int):
     dice = random.Random(seed)
 
     async def work() -> None:

@@ -72,7 +72,7 @@ async def sizes_through_a_gateway(*sizes: int) -> list[int]:
     return came
 
 
-def test_through_the_whole_gateway_and_the_next_request_is_served():
+def test_big_events_pass_the_complete_gateway_and_the_next_request_is_served():
     found = asyncio.run(sizes_through_a_gateway(10, 4_000_000, 10))
     assert found[0] == found[1] == found[2]
 
@@ -82,7 +82,7 @@ LONG = "x" * 400_000
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metadata", [{}, {"stream": False}, {"return_token_ids": True}])
-def test_a_prompt_whose_ids_take_more_than_a_mib_is_told_and_goes_on_elsewhere(metadata: dict):
+def test_prompt_ids_above_one_mib_pass_and_the_answer_continues_elsewhere(metadata: dict):
     """The engine tells them in its first event, and again where the answer goes on."""
 
     async def work() -> None:

@@ -9,7 +9,7 @@ from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan
 
-AT_ONCE, MOST_ROUNDS = 2, 50
+AT_ONCE, MAX_ROUNDS = 2, 50
 """One for each engine, so that what begins there is over before the next begins."""
 
 
@@ -33,15 +33,15 @@ async def troubles() -> dict[str, str]:
                 async with client.post(url, json=body) as answer:
                     await answer.read()
 
-            for _ in range(MOST_ROUNDS):
+            for _ in range(MAX_ROUNDS):
                 await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
-                told = {
+                reported = {
                     name: gateway.fleet.worker(name).unavailable_reason(monotonic()) for name in ("broken", "other")
                 }
-                if any(told.values()):
+                if any(reported.values()):
                     break
-            return told
+            return reported
 
 
-def test_its_circuit_opens_though_each_answer_began():
+def test_the_circuit_opens_although_each_answer_started():
     assert asyncio.run(troubles()) == {"broken": "circuit open", "other": ""}

@@ -23,34 +23,34 @@ def event(text, ids=None, *, first=False, finish=None, **more):
     choice = {"index": 0, "text": text, "finish_reason": finish, "token_ids": ids, **more}
     if first:
         choice["prompt_token_ids"] = [1, 2]
-    told = {"id": "x", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]}
-    return b"data: " + json.dumps(told, separators=(",", ":")).encode() + b"\n\n"
+    reported = {"id": "x", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + json.dumps(reported, separators=(",", ":")).encode() + b"\n\n"
 
 
-def begun(state: TrackedStream) -> TrackedStream:
+def started(state: TrackedStream) -> TrackedStream:
     """Two tokens of it are out."""
     state.feed(event("a", [5], first=True) + event("b", [6]))
     assert state.last_ids(9) == [5, 6]
     return state
 
 
-WHOLE = event("c", [7])
+COMPLETE = event("c", [7])
 BROKEN = [
     b'data: {"id":"x","choi\xff\n\n',
     b"data: {not json\xff\n\n",
-    WHOLE[: WHOLE.index(b'"finish')] + b"\n\n",  # it has text
-    WHOLE[:-5] + b"\n\n",  # and token ids
+    COMPLETE[: COMPLETE.index(b'"finish')] + b"\n\n",  # it has text
+    COMPLETE[:-5] + b"\n\n",  # and token ids
     b"data: 7\n\n",
     b'data: {"choices":7}\n\n',
-    b'data: {"te' + WHOLE,  # the next one runs into it
+    b'data: {"te' + COMPLETE,  # the next one runs into it
     event("", finish="stop")[:-4] + b"\n\n",
 ]
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_broken_event_is_trouble_and_nothing_of_it_or_behind_it_comes_out(broken, at_once):
-    state = begun(TrackedStream(WANTS))
+def test_a_broken_event_is_an_error_and_nothing_of_it_or_after_it_is_sent(broken, at_once):
+    state = started(TrackedStream(WANTS))
     before = event("é", [7])
     pieces = [before + broken + event("d", [8])] if at_once else [before, broken]
     assert b"".join(map(state.feed, pieces)) == before
@@ -60,8 +60,8 @@ def test_a_broken_event_is_trouble_and_nothing_of_it_or_behind_it_comes_out(brok
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_it_does_not_pass_where_nobody_can_go_on(broken):
-    state = begun(TrackedStream(WANTS))
+def test_a_broken_event_is_withheld_if_no_engine_can_continue(broken):
+    state = started(TrackedStream(WANTS))
     state.feed(event("c"))
     assert not state.resumable
     assert state.feed(broken) == b""
@@ -110,7 +110,7 @@ def test_behind_the_end_of_a_stream_that_is_passed_through_nothing_is_missing():
     ],
 )
 def test_what_is_not_broken_passes_and_can_go_on(other):
-    state = begun(TrackedStream(WANTS))
+    state = started(TrackedStream(WANTS))
     assert state.feed(other) == other
     assert (state.error, state.resumable) == (None, True)
     assert state.count == state.flushed_tokens == 2 + (b"[7]" in other)
@@ -118,7 +118,7 @@ def test_what_is_not_broken_passes_and_can_go_on(other):
 
 @pytest.mark.parametrize("ids_shown", [True, False])
 def test_a_token_ahead_of_its_text_stays_so_however_its_event_ends(ids_shown):
-    state = begun(TrackedStream(replace(WANTS, ids=ids_shown)))
+    state = started(TrackedStream(replace(WANTS, ids=ids_shown)))
     state.feed(event("", [7]).replace(b"\n\n", b"\nid: 3\n\n"))
     assert (state.error, state.resumable, state.count, state.flushed_tokens) == (None, True, 3, 2)
 
@@ -136,14 +136,14 @@ SPACED = event("c", [7]).replace(b'":', b'" :').replace(b"data :", b"data:")
         b'data: {"choices":[{"delta":{"refusal":"no"}}]}\n\n',
     ],
 )
-def test_what_adds_to_the_output_and_tells_no_token_ends_what_can_go_on(hiding):
-    state = begun(TrackedStream(WANTS))
+def test_output_without_a_token_id_ends_resumability(hiding):
+    state = started(TrackedStream(WANTS))
     assert state.feed(hiding) == hiding
     assert (state.error, state.resumable) == (None, False)
 
 
-def test_what_an_engine_says_as_it_gives_up_is_neither_told_nor_counted():
-    state = begun(TrackedStream(WANTS))
+def test_output_sent_with_an_abort_is_neither_forwarded_nor_counted():
+    state = started(TrackedStream(WANTS))
     assert state.feed(event("c", [7], finish="abort")) == b""
     assert (state.error.reason, state.flushed_tokens, state.start_attempt(2)) == ("aborted", 2, b"5,6")
     assert state.feed(event("c", [7], finish="abort")) == b""
@@ -152,7 +152,7 @@ def test_what_an_engine_says_as_it_gives_up_is_neither_told_nor_counted():
 
 def test_half_an_event_at_the_end_is_a_stream_that_broke_off():
     for later in (False, True):
-        state = begun(TrackedStream(WANTS))
+        state = started(TrackedStream(WANTS))
         if later:
             state.start_attempt(2)
         assert state.feed(b'data: {"choices":[{"te') == b""
@@ -162,7 +162,7 @@ def test_half_an_event_at_the_end_is_a_stream_that_broke_off():
 
 @pytest.mark.parametrize("broken", [b'data: {"choi', b'data: {"error":{"code":500}}'])
 def test_behind_the_end_of_the_output_nothing_is_missing(broken):
-    state = begun(TrackedStream(WANTS))
+    state = started(TrackedStream(WANTS))
     out = state.feed(event("c", [7], finish="stop") + broken) + state.end()
     assert state.error is None
     assert state.finished
@@ -176,8 +176,8 @@ def test_behind_the_end_of_the_output_nothing_is_missing(broken):
     "broken",
     [*BROKEN[:5], b'data: {"choices":7}\n\n', b'data: {"choices":[7]}\n\n', b'data: {"choices":[{"token_ids":7}]}\n\n'],
 )
-def test_in_a_further_leg_it_is_trouble_too(broken):
-    state = begun(TrackedStream(WANTS))
+def test_a_broken_event_in_a_later_attempt_is_an_error(broken):
+    state = started(TrackedStream(WANTS))
     state.start_attempt(2)
     out = state.feed(event("c", [7], first=True) + broken + event("d", [8]))
     assert [json.loads(one[6:])["choices"][0]["text"] for one in out.split(b"\n\n") if one] == ["c"]
@@ -189,22 +189,22 @@ def test_in_a_further_leg_it_is_trouble_too(broken):
     assert state.last_ids(9) == [5, 6, 7, 8]
 
 
-def test_a_whole_answer_goes_on_behind_what_was_read_before_a_broken_event():
-    state = begun(
+def test_a_non_streamed_answer_continues_after_what_was_read_before_a_broken_event():
+    state = started(
         AssembledResponse(ResponseOptions("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000)
     )
     assert state.feed(BROKEN[0] + event("d", [8])) == b""
     assert (state.error.reason, state.resumable) == ("malformed", True)
     assert state.start_attempt(state.flushed_tokens) == b"5,6"
-    told = json.loads(state.feed(event("c", [7], finish="stop") + DONE))
-    assert told["choices"][0]["text"] == "abc"
-    assert told["choices"][0]["token_ids"] == [5, 6, 7]
-    assert told["usage"]["completion_tokens"] == 3
+    reported = json.loads(state.feed(event("c", [7], finish="stop") + DONE))
+    assert reported["choices"][0]["text"] == "abc"
+    assert reported["choices"][0]["token_ids"] == [5, 6, 7]
+    assert reported["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("broken", [BROKEN[0], b"data: 7\n\n", b'data: {"choices":[{"text":"c","delta":7}]}\n\n'])
-def test_a_whole_answer_that_nobody_can_go_on_with_takes_nothing_broken(broken):
-    state = begun(
+def test_a_non_streamed_answer_that_cannot_continue_contains_no_broken_event(broken):
+    state = started(
         AssembledResponse(ResponseOptions("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000)
     )
     assert state.feed(event("c")) == b""

@@ -10,7 +10,7 @@ from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, Pred
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 
-AT_ONCE, MOST_ROUNDS = 8, 50
+AT_ONCE, MAX_ROUNDS = 8, 50
 """More at once than one engine is given for sure, so that the refusing one is asked as well."""
 
 
@@ -39,7 +39,7 @@ async def statuses(changes: Callable[[EngineServer], None]) -> tuple[list[int], 
                     return answer.status
 
             came = []
-            for _ in range(MOST_ROUNDS):
+            for _ in range(MAX_ROUNDS):
                 came += await asyncio.gather(*(status() for _ in range(AT_ONCE)))
                 up = {state.name: state.up for state in gateway.fleet.states()}
                 if not all(up.values()):
@@ -64,7 +64,7 @@ def test_clients_are_served_elsewhere_and_its_circuit_opens(changes):
 
 
 @pytest.mark.parametrize("status", [404, 422])
-def test_who_calls_requests_wrong_that_another_one_serves_is_left_out(status):
+def test_an_engine_that_rejects_requests_another_one_serves_is_ejected(status):
     """A 404 that is not about the model is passed on like any other 4xx."""
 
     def wrong(engine: EngineServer) -> None:

@@ -20,7 +20,7 @@ STREAMS = 64
 
 
 def states(*names: str) -> list[WorkerState]:
-    return [WorkerState(name, ("m",), in_flight=STREAMS) for name in names]
+    return [WorkerState(name, ("m",), concurrency=STREAMS) for name in names]
 
 
 def text_of(reply) -> str:
@@ -28,7 +28,7 @@ def text_of(reply) -> str:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_all_that_a_dead_engine_had_ends_whole_elsewhere(stream):
+def test_all_requests_of_a_dead_engine_finish_completely_elsewhere(stream):
     async def work() -> None:
         dying, other = engines = [Scripted(step_s=0.02), Scripted()]
         async with world(engines, cap=STREAMS) as w:
@@ -98,7 +98,7 @@ def test_one_caller_leaves_half_of_it_to_the_others(share):
         assert [budget.take("b") for _ in range(5)] == [True] * 5
 
 
-def test_who_spent_gets_its_share_back_with_its_own_requests():
+def test_a_tenant_regains_its_retry_budget_with_its_own_requests():
     budget = RetryBudget(0.5)
     while budget.take("a"):
         pass

@@ -20,7 +20,7 @@ class SaysWhen(Scripted):
         writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
 
 
-def test_while_one_waits_for_the_full_engine_no_other_is_sent_there():
+def test_while_one_request_waits_for_the_full_engine_no_other_is_sent_there():
     async def work() -> None:
         engines = [SaysWhen([Fault("503")] * 99), SaysWhen()]
         async with world(engines) as w:

@@ -19,7 +19,7 @@ TRAILED = (
 )
 
 
-async def said_by(engine: bytes, asks: int = 1) -> tuple[UpstreamConnection, list[bytes], list[dict[str, Any]]]:
+async def said_by(engine: bytes, requests: int = 1) -> tuple[UpstreamConnection, list[bytes], list[dict[str, Any]]]:
     """A line after requests to who answers each with these bytes; the bodies, and what the loop complained of."""
     complaints: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ async def said_by(engine: bytes, asks: int = 1) -> tuple[UpstreamConnection, lis
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         _, line = await loop.create_connection(UpstreamConnection, "127.0.0.1", server.sockets[0].getsockname()[1])
         try:
-            for _ in range(asks):
+            for _ in range(requests):
                 line.send(HEAD, b"")
                 await line.wait_for_head()
                 parts = []
@@ -75,7 +75,7 @@ def test_an_upgrade_that_is_only_offered_is_an_answer_like_any_other():
 
 def test_trailers_change_nothing_and_the_connection_serves_again():
     async def work() -> None:
-        line, bodies, complaints = await said_by(TRAILED, asks=3)
+        line, bodies, complaints = await said_by(TRAILED, requests=3)
         assert bodies == [b"hi"] * 3
         assert line.headers == {"transfer-encoding": "chunked", "content-type": "text/plain"}
         assert not complaints
@@ -86,12 +86,12 @@ def test_trailers_change_nothing_and_the_connection_serves_again():
 @asynccontextmanager
 async def streaming() -> AsyncIterator[tuple[UpstreamConnection, asyncio.Queue[bytes]]]:
     """A line on which a chunked answer comes, and what is put there is its next bytes; b"" closes it."""
-    said: asyncio.Queue[bytes] = asyncio.Queue()
+    message: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while piece := await said.get():
+        while piece := await message.get():
             writer.write(piece)
         writer.close()
 
@@ -101,10 +101,10 @@ async def streaming() -> AsyncIterator[tuple[UpstreamConnection, asyncio.Queue[b
         try:
             line.send(HEAD, b"")
             await line.wait_for_head()
-            yield line, said
+            yield line, message
         finally:
             line.abort()
-            said.put_nowait(b"")
+            message.put_nowait(b"")
             await asyncio.sleep(0.01)
 
 
@@ -114,18 +114,18 @@ def chunk(data: bytes) -> bytes:
 
 def test_a_tap_takes_what_comes_while_the_reader_sleeps_and_the_end_is_the_readers():
     async def work() -> None:
-        async with streaming() as (line, said):
+        async with streaming() as (line, message):
             taken: asyncio.Queue[bytes] = asyncio.Queue()
             line.on_chunk = lambda data: taken.put_nowait(data) is None
             reader = asyncio.ensure_future(line.read())
             for word in (b"one", b"two" * 100_000, b"three"):  # the second is more than is held back
-                said.put_nowait(chunk(word))
+                message.put_nowait(chunk(word))
                 got = b""
                 while len(got) < len(word):
                     got += await taken.get()
                 assert got == word
                 assert not reader.done()
-            said.put_nowait(chunk(b"last") + b"0\r\n\r\n")
+            message.put_nowait(chunk(b"last") + b"0\r\n\r\n")
             assert (await reader, await line.read()) == (b"last", b"")
             assert taken.empty()
             assert line.at_end
@@ -135,38 +135,38 @@ def test_a_tap_takes_what_comes_while_the_reader_sleeps_and_the_end_is_the_reade
 
 def test_what_a_tap_does_not_take_is_read_and_comes_once():
     async def work() -> None:
-        async with streaming() as (line, said):
+        async with streaming() as (line, message):
             offered: list[bytes] = []
             line.on_chunk = lambda data: offered.append(data) is not None
             for word in (b"one", b"two"):
-                said.put_nowait(chunk(word))
+                message.put_nowait(chunk(word))
                 assert await line.read() == word
             assert offered == [b"one", b"two"]
 
     run(work)
 
 
-def test_a_tap_that_breaks_is_met_by_who_reads():
+def test_an_error_of_a_tap_reaches_the_reader():
     async def work() -> None:
-        async with streaming() as (line, said):
+        async with streaming() as (line, message):
 
             def broken(data: bytes) -> bool:
                 raise KeyError(data)
 
             line.on_chunk = broken
-            said.put_nowait(chunk(b"one"))
+            message.put_nowait(chunk(b"one"))
             with pytest.raises(KeyError, match="one"):
                 await line.read()
             line.on_chunk = None
-            said.put_nowait(chunk(b"two"))
+            message.put_nowait(chunk(b"two"))
             assert await line.read() == b"two"
 
     run(work)
 
 
-def test_who_is_stirred_leaves_what_comes_to_who_reads_next():
+def test_a_woken_reader_leaves_the_next_chunk_to_the_next_reader():
     async def work() -> None:
-        async with streaming() as (line, said):
+        async with streaming() as (line, message):
             later: list[asyncio.Task[bytes | None]] = []
 
             def tap(data: bytes) -> bool:
@@ -176,9 +176,9 @@ def test_who_is_stirred_leaves_what_comes_to_who_reads_next():
                 return True
 
             line.on_chunk = tap
-            said.put_nowait(chunk(b"one"))
+            message.put_nowait(chunk(b"one"))
             assert await line.read() is None
-            said.put_nowait(chunk(b"two"))
+            message.put_nowait(chunk(b"two"))
             assert await asyncio.wait_for(later[0], 5) == b"two"
 
     run(work)

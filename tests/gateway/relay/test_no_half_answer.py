@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from relay_world import BARE, asked, idle, run, until, world
+from relay_world import BARE, idle, requested, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, short
 
@@ -61,7 +61,7 @@ def test_the_gateway_ends_while_a_cut_stream_waits(takes):
 
 
 @pytest.mark.parametrize("takes", TAKES)
-def test_its_engine_dies_once_the_gateway_has_ended(takes):
+def test_an_engine_death_after_the_gateway_stopped_is_reported(takes):
     async def work() -> None:
         engines = [Scripted([Fault("die", 23)], step_s=0.002) for _ in range(2)]
         async with world(engines, takes=takes) as w:
@@ -74,16 +74,16 @@ def test_its_engine_dies_once_the_gateway_has_ended(takes):
 
 
 @pytest.mark.parametrize("capabilities", [None, BARE])
-def test_who_read_too_slowly_and_reads_on_is_told(capabilities):
+def test_a_slow_client_that_reads_on_gets_an_error(capabilities):
     async def work() -> None:
         more = {} if capabilities is None else {"capabilities": capabilities}
         async with world([Scripted(step_s=0.002)], resilience=ResilienceConfig(stall_s=0.2), **more) as w:
-            told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
-            parts = [await anext(told)]
+            reported = await w.relay.exchange(requested({**BODY, "max_tokens": 4000}))
+            parts = [await anext(reported)]
             await until(lambda: w.engines[0].seen[0].how == "aborted")
-            parts += [part async for part in told]
+            parts += [part async for part in reported]
             assert w.ledger.outcomes == {Outcome.CLIENT_GONE: 1}
-            await told.aclose()
+            await reported.aclose()
             assert b'"code":"slow_reader"' in parts[-1]
             assert b"[DONE]" not in b"".join(parts)
             await until(lambda: idle(w))
@@ -91,14 +91,14 @@ def test_who_read_too_slowly_and_reads_on_is_told(capabilities):
     run(work)
 
 
-def test_who_has_left_is_told_nothing_more():
+def test_a_disconnected_client_is_sent_nothing_more():
     async def work() -> None:
         async with world([Scripted(step_s=0.002)]) as w:
-            told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
-            await anext(told)
-            rest = asyncio.ensure_future(_all(told))
+            reported = await w.relay.exchange(requested({**BODY, "max_tokens": 4000}))
+            await anext(reported)
+            rest = asyncio.ensure_future(_all(reported))
             await asyncio.sleep(0.02)
-            await told.aclose()
+            await reported.aclose()
             assert b"error" not in b"".join(await rest)
             await until(lambda: idle(w))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from relay_world import IDS, FixedWorker, asked, run, until, world
+from relay_world import IDS, FixedWorker, requested, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, cut_often
 
@@ -22,7 +22,7 @@ STATED = {"presence_penalty": 0, "frequency_penalty": 0}
 
 def planned(fields, *, api="completions"):
     body = {"model": "m", "prompt": "p", "stream": True, **fields}
-    return resume_plan(asked(body, api=api), resumes=True, window_tokens=10, preempts=True)
+    return resume_plan(requested(body, api=api), resumes=True, window_tokens=10, preempts=True)
 
 
 def at(capabilities, kind="vllm"):
@@ -52,14 +52,14 @@ def test_what_a_request_leaves_open(fields, left):
         ({**STATED, "max_tokens": 5, "repetition_penalty": 1.0}, "openai", True),
     ],
 )
-def test_where_defaults_are_unknown_only_who_leaves_none_open_is_cut(fields, kind, cut):
+def test_with_unknown_defaults_only_fully_specified_requests_are_preempted(fields, kind, cut):
     what = planned(fields)
     assert what.can_preempt_at(at(UNKNOWN, kind)) is cut
     assert what.can_resume_at(at(UNKNOWN, kind)), "it may still fail over"
     assert what.can_preempt_at(at(IDS, kind)), "the engine has none"
 
 
-def test_who_is_not_streamed_is_read_as_a_stream_only_where_it_may_be_cut():
+def test_a_non_streamed_request_is_read_as_a_stream_only_where_it_may_be_preempted():
     what = planned({"stream": False, "max_tokens": 500})
     assert not what.is_tracked_at(at(UNKNOWN))
     assert what.is_tracked_at(at(IDS))
@@ -90,7 +90,7 @@ def test_a_stream_fails_over_all_the_same():
     run(work)
 
 
-def test_who_may_cut_little_is_told_why_and_what_to_do():
+def test_limited_preemption_is_reported_with_the_reason_and_a_remedy():
     def minded(mode, *, prompted=True, probe=True, **capabilities):
         metadata = EngineMetadata(replace(UNKNOWN, **capabilities), prompted=prompted)
         engine = Engine("http://e", probe=probe)

@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from relay_world import BARE, IDS, ChunkWriter, asked, idle, run, until, world
+from relay_world import BARE, IDS, ChunkWriter, idle, requested, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, cut_often
 
@@ -59,7 +59,7 @@ def test_a_stream_that_is_passed_on_at_once_goes_on_from_another_engine(kind, sh
     run(work)
 
 
-def test_a_stream_that_is_passed_on_at_once_is_cut_and_nobody_can_tell():
+def test_a_directly_forwarded_stream_is_preempted_without_a_visible_difference():
     async def work() -> None:
         async with world([Scripted(step_s=0.001)], cap=1, order=EAGER, takes=sometimes(0.9)) as w:
             reply = await cut_often(w, LONG)
@@ -71,7 +71,7 @@ def test_a_stream_that_is_passed_on_at_once_is_cut_and_nobody_can_tell():
     run(work)
 
 
-def test_an_engine_that_keeps_its_stream_open_behind_the_end_keeps_no_client():
+def test_an_engine_that_keeps_its_stream_open_after_the_end_delays_no_client():
     """The end comes in a piece of its own; who waits for pieces has to be told, and the engine is not to blame."""
 
     async def work() -> None:
@@ -104,16 +104,16 @@ def test_a_client_that_takes_no_more_is_given_up_and_the_engine_aborts(capabilit
         async with world(
             [Scripted(step_s=0.001)], resilience=ResilienceConfig(stall_s=0.2), capabilities=capabilities
         ) as w:
-            told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
+            reported = await w.relay.exchange(requested({**BODY, "max_tokens": 4000}))
             parts: list[bytes] = []
             writer = ChunkWriter(parts, lambda: writer.passed < 30)
-            parts.append(await anext(told))
-            told.attach_writer(writer)
-            parts.append(await anext(told))  # what the full connection did not take
+            parts.append(await anext(reported))
+            reported.attach_writer(writer)
+            parts.append(await anext(reported))  # what the full connection did not take
             assert writer.passed == 30
             await until(lambda: w.engines[0].seen[0].how == "aborted")
-            rest = [part async for part in told]
-            await told.aclose()
+            rest = [part async for part in reported]
+            await reported.aclose()
             assert b"[DONE]" not in b"".join(parts + rest)
             assert w.ledger.outcomes == {Outcome.CLIENT_GONE: 1}
             await until(lambda: idle(w))

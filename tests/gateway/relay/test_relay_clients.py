@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from relay_world import BARE, IDS, asked, idle, run, until, world
+from relay_world import BARE, IDS, idle, requested, run, until, world
 from scripted_engine import Fault, Scripted
 
 from lengthwise.gateway.config import ResilienceConfig
@@ -53,7 +53,7 @@ def test_gone_before_the_first_byte(stream: bool):
 def test_gone_in_the_middle_the_engine_sees_the_abort(capabilities, by: str):
     async def work() -> None:
         async with world([Scripted(step_s=0.002)], cap=1, capabilities=capabilities) as w:
-            answer = await w.relay.exchange(asked(BODY))
+            answer = await w.relay.exchange(requested(BODY))
             parts = aiter(answer)
             await anext(parts)
             if by == "aclose":
@@ -85,7 +85,7 @@ def test_gone_while_it_waits_again_after_a_cut():
 
     async def work() -> None:
         async with world([Scripted(step_s=0.002)], cap=1, order=EAGER) as w:
-            answer = await w.relay.exchange(asked(BODY))
+            answer = await w.relay.exchange(requested(BODY))
             parts = asyncio.ensure_future(_all(aiter(answer)))
             await until(lambda: w.ledger.tokens_of[1] > 30)
             others = [
@@ -101,10 +101,10 @@ def test_gone_while_it_waits_again_after_a_cut():
     run(work)
 
 
-def test_who_reads_too_slowly_is_given_up():
+def test_a_client_that_reads_too_slowly_is_dropped():
     async def work() -> None:
         async with world([Scripted(step_s=0.001)], resilience=ResilienceConfig(stall_s=0.2)) as w:
-            answer = await w.relay.exchange(asked(BODY))
+            answer = await w.relay.exchange(requested(BODY))
             parts = aiter(answer)
             await anext(parts)
             await asyncio.sleep(0.6)
@@ -116,10 +116,10 @@ def test_who_reads_too_slowly_is_given_up():
     run(work)
 
 
-def test_a_slow_reader_holds_up_nobody():
+def test_a_slow_reader_delays_no_other_request():
     async def work() -> None:
         async with world([Scripted()]) as w:
-            answer = await w.relay.exchange(asked({**BODY, "max_tokens": 20_000}))
+            answer = await w.relay.exchange(requested({**BODY, "max_tokens": 20_000}))
             parts = aiter(answer)
             await anext(parts)
             other = await w.submit({**BODY, "max_tokens": 5, "prompt": "q 5"})
@@ -165,7 +165,7 @@ def _never_arrived(w) -> int:
     return 2000 - sum(name == "on_arrival" for name, _ in w.ledger.events)
 
 
-def test_a_body_with_a_lot_in_it_is_sent_whole():
+def test_a_large_body_is_sent_completely():
     async def work() -> None:
         async with world([Scripted()]) as w:
             body = {**BODY, "prompt": "x" * 700_000, "max_tokens": 1, "stream": False}

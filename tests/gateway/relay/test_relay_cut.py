@@ -71,7 +71,7 @@ def test_greedy_output_is_identical_cut_and_uncut(api: str, per_chunk: int):
     run(work)
 
 
-def test_each_token_is_made_once_except_those_held_back_at_a_cut():
+def test_each_token_is_generated_once_except_those_withheld_at_a_preemption():
     async def work() -> None:
         engine = Scripted(step_s=0.001)
         async with world([engine], cap=1, order=EAGER) as w:
@@ -79,15 +79,15 @@ def test_each_token_is_made_once_except_those_held_back_at_a_cut():
             ids = [one for event in reply.events[:-1] for one in event["choices"][0]["token_ids"]]
             again = [one.body["prompt"] for one in engine.seen if isinstance(one.body["prompt"], list)]
             assert again
-            whole = encode("long 300") + answer(encode("long 300"), 300)[0]
+            complete = encode("long 300") + answer(encode("long 300"), 300)[0]
             for prompt in again:
-                assert prompt == whole[: len(prompt)]
-            assert ids == whole[len(encode("long 300")) :]
+                assert prompt == complete[: len(prompt)]
+            assert ids == complete[len(encode("long 300")) :]
 
     run(work)
 
 
-def test_what_is_sent_after_a_cut_asks_for_the_rest_only():
+def test_after_a_preemption_only_the_remaining_tokens_are_requested():
     body = {**LONG, "min_tokens": 200, "top_k": 5, "stop_token_ids": [1], "user": "u", "stop": None}
 
     async def work() -> None:
@@ -106,15 +106,15 @@ def test_what_is_sent_after_a_cut_asks_for_the_rest_only():
     run(work)
 
 
-def test_an_output_that_has_ended_does_not_go_on_when_it_is_cut_before_its_stream_ends():
+def test_a_finished_output_does_not_continue_if_preempted_before_its_stream_ends():
     async def work() -> None:
         engine = Scripted(plan=[Fault("stall", 30)])
         async with world([engine], cap=1, order=EAGER) as w:
-            ended = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 30}))
+            finished = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 30}))
             await until(lambda: w.ledger.tokens_of[1] == 30)
             (ticket,) = w.driver._tickets.values()
             ticket.interrupt(PREEMPTED)  # the engine has told the end, and keeps the stream open
-            reply = await ended
+            reply = await finished
             assert reply.finishes == ["length"]
             assert reply.text == answer(encode("long 300"), 30)[1]
             assert reply.events[-1] == "[DONE]"
@@ -136,21 +136,21 @@ def test_what_a_cut_could_change_is_never_cut():
     run(work)
 
 
-def test_a_whole_answer_is_cut_as_well():
+def test_a_non_streamed_answer_is_preempted_as_well():
     async def work() -> None:
         engine = Scripted(step_s=0.001)
         async with world([engine], cap=1, order=EAGER) as w:
             reply = await cut_often(w, {**LONG, "stream": False})
-            told = json.loads(reply.body)
+            reported = json.loads(reply.body)
             assert w.ledger.cause.count("preemption") >= 3
-            assert told["choices"][0]["text"] == answer(encode("long 300"), 300)[1]
-            assert told["usage"]["completion_tokens"] == 300
-            assert told["object"] == "text_completion"
+            assert reported["choices"][0]["text"] == answer(encode("long 300"), 300)[1]
+            assert reported["usage"]["completion_tokens"] == 300
+            assert reported["object"] == "text_completion"
 
     run(work)
 
 
-def test_an_engine_that_tells_no_ids_after_all_is_left_alone():
+def test_an_engine_that_returns_no_ids_after_all_is_not_preempted():
     async def work() -> None:
         engine = Scripted(step_s=0.001, ids_told=False)
         async with world([engine], cap=1, order=EAGER) as w:
@@ -191,8 +191,8 @@ def test_a_request_that_could_not_be_cut_at_one_engine_is_cut_at_the_next():
             await mute.kill()
             for k in range(3):
                 await w.submit(short(k))
-            told = json.loads((await long).body)
-            assert told["choices"][0]["text"] == answer(encode("long 900"), 300)[1]
+            reported = json.loads((await long).body)
+            assert reported["choices"][0]["text"] == answer(encode("long 900"), 300)[1]
             assert w.ledger.cause.count("preemption") >= 1
 
     run(work)

@@ -44,7 +44,7 @@ def test_the_stream_goes_on_from_another_engine_without_a_gap_or_a_repeat(kind: 
     run(work)
 
 
-def test_killed_after_the_last_token_and_before_done_the_answer_is_whole():
+def test_an_engine_killed_between_the_last_token_and_done_leaves_a_complete_answer():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("die", 60), Fault("die", 60)])]) as w:
             for body, api in ((BODY, "completions"), (CHAT, "chat")):
@@ -92,7 +92,7 @@ def test_before_the_first_byte_it_is_tried_elsewhere(kind: str, stream: bool, ca
     run(work)
 
 
-def test_nobody_listens_there():
+def test_an_unreachable_engine_is_avoided():
     async def work() -> None:
         engines = [Scripted(), Scripted()]
         async with world(engines) as w:
@@ -142,16 +142,16 @@ def test_garbage_does_not_reach_the_client_of_a_stream_that_cannot_go_on():
 
 
 async def _raw(w, body):
-    from relay_world import asked
+    from relay_world import requested
 
-    answer_ = await w.relay.exchange(asked(body))
+    answer_ = await w.relay.exchange(requested(body))
     return [part async for part in answer_]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["503", "busy"])
 @pytest.mark.parametrize("ids_told", [True, False])
-def test_full_is_no_failure_and_the_request_keeps_its_place(how, ids_told):
+def test_a_full_engine_is_no_failure_and_the_request_keeps_its_place(how, ids_told):
     """An engine says so by its status, or with 200 and an error in the stream, as vLLM does."""
 
     async def work() -> None:
@@ -166,7 +166,7 @@ def test_full_is_no_failure_and_the_request_keeps_its_place(how, ids_told):
 
 
 @pytest.mark.parametrize("how", ["503", "busy"])
-def test_full_for_too_long_is_told(how):
+def test_an_engine_full_for_too_long_is_reported(how):
     from lengthwise.gateway.config import Order
 
     async def work() -> None:

@@ -40,7 +40,7 @@ def test_a_predictor_that_reads_is_given_the_text_so_far(api):
     run(work)
 
 
-def test_who_does_not_read_is_given_none():
+def test_a_predictor_that_does_not_read_gets_no_output():
     async def work() -> None:
         async with world([Scripted()], order=ORDER) as w:
             reader = Reader(reads_output=None)

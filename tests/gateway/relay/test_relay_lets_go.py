@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from relay_world import BARE, IDS, asked, run, world
+from relay_world import BARE, IDS, requested, run, world
 from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import ResilienceConfig
@@ -15,21 +15,21 @@ BODY = {"model": "m", "prompt": f"{LONG} 60", "max_tokens": 60, "stream": True, 
 
 async def first_piece(w, body):
     """What was asked, its answer, and the first piece of that."""
-    request = asked(body)
+    request = requested(body)
     request.memory_bytes = 3 * len(request.body)
-    told = await w.relay.exchange(request)
-    return request, told, await anext(told)
+    reported = await w.relay.exchange(request)
+    return request, reported, await anext(reported)
 
 
 @pytest.mark.parametrize("capabilities", [IDS, BARE])
-def test_a_stream_that_has_begun_holds_no_body_fields_or_text(capabilities):
+def test_a_started_stream_retains_no_body_fields_or_text(capabilities):
     async def work() -> None:
         async with world([Scripted()], capabilities=capabilities) as w:
-            request, told, first = await first_piece(w, BODY)
+            request, reported, first = await first_piece(w, BODY)
             assert (request.body, request.text, request._fields) == (b"", "", None)
             prompt_ids = 5 * len(LONG) if capabilities is IDS else 0
             assert request.memory_bytes < prompt_ids + 2000, "token ids are what another engine goes on from"
-            rest = b"".join([part async for part in told])
+            rest = b"".join([part async for part in reported])
             assert (first + rest).endswith(b"data: [DONE]\n\n")
             assert w.engines[0].seen[0].body["prompt"] == BODY["prompt"]
 
@@ -48,7 +48,7 @@ def test_what_is_left_is_enough_to_go_on_elsewhere():
     run(work)
 
 
-def test_what_has_not_begun_is_sent_anew_as_it_came():
+def test_an_unstarted_request_is_sent_again_unchanged():
     async def work() -> None:
         engines = [Scripted(plan=[Fault("hang")]), Scripted(plan=[Fault("hang")])]
         async with world(engines, resilience=ResilienceConfig(first_byte_s=0.8)) as w:

@@ -30,20 +30,20 @@ def test_a_stream_of_a_bare_engine_passes_unchanged_to_the_byte():
     run(work)
 
 
-def test_token_ids_that_nobody_asked_for_are_not_seen_and_all_else_is_as_without_them():
+def test_unrequested_token_ids_are_hidden_and_nothing_else_changes():
     async def work() -> None:
         async with world([Scripted()]) as w, world([Scripted()], capabilities=BARE) as bare:
             for body, api in ((PLAIN, "completions"), (CHAT, "chat")):
                 tracked, untouched = await w.submit(body, api=api), await bare.submit(body, api=api)
                 assert w.engines[0].seen[-1].body["return_token_ids"] is True
-                ours = tracked.body.replace(str(w.engines[0].port).encode(), b"P")
-                assert ours == untouched.body.replace(str(bare.engines[0].port).encode(), b"P")
+                own = tracked.body.replace(str(w.engines[0].port).encode(), b"P")
+                assert own == untouched.body.replace(str(bare.engines[0].port).encode(), b"P")
             assert w.ledger.tokens_of == {1: 20, 2: 20}
 
     run(work)
 
 
-def test_token_ids_that_were_asked_for_are_all_there():
+def test_requested_token_ids_are_all_present():
     async def work() -> None:
         async with world([Scripted()]) as w:
             reply = await w.submit({**PLAIN, "return_token_ids": True})
@@ -53,12 +53,12 @@ def test_token_ids_that_were_asked_for_are_all_there():
     run(work)
 
 
-def test_a_whole_answer_passes_unchanged_where_nothing_can_be_cut():
+def test_a_non_streamed_answer_passes_unchanged_where_preemption_is_impossible():
     async def work() -> None:
         async with world([Scripted()], capabilities=BARE) as w:
             reply = await w.submit({**CHAT, "stream": False}, api="chat")
-            told = json.loads(reply.body)
-            assert told["choices"][0]["message"]["content"]
+            reported = json.loads(reply.body)
+            assert reported["choices"][0]["message"]["content"]
             assert int(reply.headers[b"content-length"]) == len(reply.body)
             assert w.ledger.tokens_of == {1: 20}
             assert w.ledger.outcomes == {Outcome.FINISHED: 1}
@@ -66,23 +66,23 @@ def test_a_whole_answer_passes_unchanged_where_nothing_can_be_cut():
     run(work)
 
 
-def test_a_whole_answer_that_may_be_cut_is_made_of_a_stream_and_says_the_same():
+def test_a_preemptible_non_streamed_answer_is_built_from_a_stream_and_is_the_same():
     async def work() -> None:
         async with world([Scripted()]) as w, world([Scripted()], capabilities=BARE) as bare:
             for body, api in (({**PLAIN, "stream": False}, "completions"), ({**CHAT, "stream": False}, "chat")):
                 made = json.loads((await w.submit(body, api=api)).body)
-                told = json.loads((await bare.submit(body, api=api)).body)
+                reported = json.loads((await bare.submit(body, api=api)).body)
                 assert w.engines[0].seen[-1].body["stream"] is True
-                assert made["usage"] == told["usage"]
-                ours, theirs = made["choices"][0], told["choices"][0]
-                assert ours["finish_reason"] == theirs["finish_reason"] == "length"
-                assert ours == theirs
+                assert made["usage"] == reported["usage"]
+                own, other = made["choices"][0], reported["choices"][0]
+                assert own["finish_reason"] == other["finish_reason"] == "length"
+                assert own == other
                 assert {made["service_tier"], made["system_fingerprint"]} == {None}
 
     run(work)
 
 
-def test_what_only_the_last_chunk_tells_is_in_the_whole_answer():
+def test_fields_only_in_the_last_chunk_are_in_the_assembled_answer():
     state = AssembledResponse(ResponseOptions("chat", stream=False, usage=False, usage_each=False, ids=True), 50_000)
     frame = {"id": "c-1", "created": 1, "model": "m"}
     parts = [

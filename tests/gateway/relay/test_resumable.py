@@ -77,7 +77,7 @@ def test_every_rule_lets_its_absence_pass():
     st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none(), max_size=4),
     st.sampled_from([b"", b" ", b"\n "]),
 )
-def test_what_is_spliced_in_is_there_and_all_else_is_as_it_was(fields, space: bytes):
+def test_spliced_fields_are_present_and_all_else_is_unchanged(fields, space: bytes):
     import json
 
     fields.pop("added", None)

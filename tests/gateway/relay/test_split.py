@@ -33,28 +33,28 @@ def judged(stream: bytes) -> list[Event]:
 
 
 @given(STREAM, CUTS)
-def test_all_bytes_come_out_unchanged_and_events_whole(stream: bytes, cuts: list[int]):
+def test_all_bytes_come_out_unchanged_and_events_complete(stream: bytes, cuts: list[int]):
     splitter = EventSplitter()
     out = [splitter.feed(piece) for piece in pieces(stream, cuts)]
     rest = splitter.flush()
     assert b"".join(out) + rest == stream
-    told: list[str] = []
-    for whole in out:
-        for event in split_events(whole):
-            told += [found.data for found in SseReader().feed(event.removeprefix(b"\xef\xbb\xbf"))]
-    assert told == [event.data for event in judged(stream.removeprefix(b"\xef\xbb\xbf"))][: len(told)]
+    reported: list[str] = []
+    for complete in out:
+        for event in split_events(complete):
+            reported += [found.data for found in SseReader().feed(event.removeprefix(b"\xef\xbb\xbf"))]
+    assert reported == [event.data for event in judged(stream.removeprefix(b"\xef\xbb\xbf"))][: len(reported)]
     later = [found.data for found in SseReader().feed(rest + b"\n")]
-    assert told + later == [event.data for event in judged(stream.removeprefix(b"\xef\xbb\xbf") + b"\n")]
+    assert reported + later == [event.data for event in judged(stream.removeprefix(b"\xef\xbb\xbf") + b"\n")]
 
 
 @given(STREAM)
 def test_events_joined_are_the_stream_and_each_has_its_data(stream: bytes):
     splitter = EventSplitter()
-    whole = splitter.feed(stream)
-    events = split_events(whole)
-    assert b"".join(events) == whole
+    complete = splitter.feed(stream)
+    events = split_events(complete)
+    assert b"".join(events) == complete
     assert [data for event in events if (data := event_data(event))] == [
-        event.data for event in judged(whole) if event.data
+        event.data for event in judged(complete) if event.data
     ]
 
 

@@ -33,7 +33,7 @@ def test_a_stream_that_is_cut_late_goes_on(takes):
 
 
 @pytest.mark.parametrize("takes", [None, lambda: True])
-def test_a_stream_whose_engine_dies_late_goes_on(takes):
+def test_a_stream_whose_engine_dies_late_continues(takes):
     async def work() -> None:
         engines = [Scripted([Fault("die", 40)], step_s=0.005) for _ in range(2)]
         async with world(engines, takes=takes) as w:
@@ -48,7 +48,7 @@ def test_a_stream_whose_engine_dies_late_goes_on(takes):
     run(work)
 
 
-def test_who_gets_its_answer_in_one_piece_has_heard_nothing_until_then():
+def test_a_non_streamed_answer_that_is_late_has_expired():
     async def work() -> None:
         async with world([Scripted([Fault("die", 40)], step_s=0.005)]) as w:
             reply = await w.submit({**LONG, "stream": False, "max_tokens": 80}, timeout_s=TIMEOUT_S)

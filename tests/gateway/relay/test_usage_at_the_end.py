@@ -17,8 +17,8 @@ def usage(tokens: int) -> dict[str, int]:
 
 
 def event(*choices, **more) -> bytes:
-    told = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices, **more}
-    return b"data: " + json.dumps(told, separators=(",", ":")).encode() + b"\n\n"
+    reported = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices, **more}
+    return b"data: " + json.dumps(reported, separators=(",", ":")).encode() + b"\n\n"
 
 
 def choice(text, ids=None, finish=None):
@@ -48,7 +48,7 @@ def wants(*, each: bool) -> ResponseOptions:
 
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("behind", [b"", event(usage=usage(2)), event(usage=usage(2)) + DONE])
-def test_it_is_told_once_wherever_behind_the_last_token_the_engine_died(each, behind):
+def test_usage_is_sent_once_wherever_after_the_last_token_the_engine_died(each, behind):
     state = TrackedStream(wants(each=each))
     out = state.feed(answer(each=each) + behind) + state.end()
     assert sums(out) == [usage(2)]
@@ -56,7 +56,7 @@ def test_it_is_told_once_wherever_behind_the_last_token_the_engine_died(each, be
     assert out.count(DONE) == 1
 
 
-def test_one_that_came_with_the_last_token_is_not_told_again():
+def test_usage_that_came_with_the_last_token_is_not_repeated():
     state = TrackedStream(wants(each=False))
     last = event(choice("b", None, "stop"), usage=usage(2))
     out = state.feed(event(choice("a", [5]), prompt_token_ids=[1, 2]) + last) + state.end()

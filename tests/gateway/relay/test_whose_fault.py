@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay_world import BARE, FixedFleet, FixedWorker, asked, run, world
+from relay_world import BARE, FixedFleet, FixedWorker, requested, run, world
 from scripted_engine import Fault, Scripted
 
 from lengthwise.gateway.relay.failures import FailureAttribution, UpstreamError
@@ -10,7 +10,7 @@ from lengthwise.gateway.relay.failures import FailureAttribution, UpstreamError
 BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
 
 
-def told(message: list[tuple[str, object]], fleet: FixedFleet) -> None:
+def reported(message: list[tuple[str, object]], fleet: FixedFleet) -> None:
     fleet.erred = lambda name, caller: message.append((name, caller))
 
 
@@ -26,9 +26,9 @@ def renamed(fleet: FixedFleet) -> tuple[FixedWorker, FixedWorker]:
     return old, new
 
 
-def test_what_an_engine_said_stays_its_own_when_its_name_passes_on():
+def test_the_errors_of_an_engine_stay_its_own_when_its_name_is_reused():
     fleet = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None)
-    blame = FailureAttribution(fleet, asked(BODY))
+    blame = FailureAttribution(fleet, requested(BODY))
     blame.worker = fleet.worker("e")
     blame.on_error(no())
     _, new = renamed(fleet)
@@ -37,10 +37,10 @@ def test_what_an_engine_said_stays_its_own_when_its_name_passes_on():
     assert blame.is_request_fault(), "two engines said no, and nobody else is there"
 
 
-def test_the_successor_that_serves_it_shows_that_the_old_one_was_at_fault():
-    fleet, said = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None), []
-    told(said, fleet)
-    blame = FailureAttribution(fleet, asked(BODY))
+def test_a_successor_that_serves_the_request_shows_the_fault_of_the_old_engine():
+    fleet, stated = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None), []
+    reported(stated, fleet)
+    blame = FailureAttribution(fleet, requested(BODY))
     blame.worker = fleet.worker("e")
     blame.on_error(no())
     old, new = renamed(fleet)
@@ -51,20 +51,20 @@ def test_the_successor_that_serves_it_shows_that_the_old_one_was_at_fault():
     blame.worker = third
     blame.on_first_output()
     blame.on_finished()
-    assert said == [(old.name, None), ("e", None)]
+    assert stated == [(old.name, None), ("e", None)]
 
 
-def test_who_makes_each_body_different_is_one_caller_all_the_same():
+def test_a_client_that_varies_its_bodies_is_still_one_caller():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("error", 9)] * 4)], capabilities=BARE) as w:
-            said: list[tuple[str, object]] = []
-            told(said, w.fleet)
+            stated: list[tuple[str, object]] = []
+            reported(stated, w.fleet)
             for number, address in enumerate(["10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"]):
                 client = {"address": address, "session": f"s{number}"}
-                one = asked(BODY | {"prompt": f"hi {number}"}, now_s=w.driver.clock(), **client)
+                one = requested(BODY | {"prompt": f"hi {number}"}, now_s=w.driver.clock(), **client)
                 answer = await w.relay.exchange(one)
                 assert b"engine dead" in b"".join([part async for part in answer])
                 await answer.aclose()
-            assert said == [("w0", "10.0.0.1")] * 3 + [("w0", "10.0.0.2")]
+            assert stated == [("w0", "10.0.0.1")] * 3 + [("w0", "10.0.0.2")]
 
     run(work)

@@ -22,12 +22,12 @@ from lengthwise.schema.errors import InputError, OutputError
 
 
 def rows(n: int) -> list[Row]:
-    told: list[Row] = []
+    reported: list[Row] = []
     traces = RequestTraces()
-    traces.subscribe(told.append)
+    traces.subscribe(reported.append)
     for number in range(n):
         serve(traces, request(number, float(number)), number + 0.25, 4, 0.1)
-    return told
+    return reported
 
 
 def write(path, some: list[Row], **options) -> Journal:
@@ -47,27 +47,27 @@ def test_rows_come_back_with_times_of_the_day(tmp_path) -> None:
     write(path, rows(2))
     back = list(read(path))
     assert [run for run, _ in back] == [1, 1, 1, 2, 2]
-    first, told = back[0][1], rows(1)[0]
+    first, reported = back[0][1], rows(1)[0]
     assert first.arrival_s == 1_000_000.0
-    assert first.jct_s == pytest.approx(told.jct_s)
+    assert first.jct_s == pytest.approx(reported.jct_s)
     assert (first.model, first.output_tokens, first.source) == ("m", 4, "predictor")
-    assert first.predicted_tokens == told.predicted_tokens
+    assert first.predicted_tokens == reported.predicted_tokens
     assert 0 <= first.predicted_level <= 1
     assert b"prompt_tokens" in path.read_bytes()
 
 
-def test_an_answer_that_comes_whole_has_no_first_token(tmp_path) -> None:
+def test_a_response_in_one_piece_has_no_first_token(tmp_path) -> None:
     """That its tokens come at all is known at its end: that is when they are told."""
     q, path = request(1), tmp_path / "j.jsonl"
     q.dispatch.single_chunk, q.generated_tokens = True, 9
-    told: list[Row] = []
+    reported: list[Row] = []
     traces = RequestTraces()
-    traces.subscribe(told.append)
+    traces.subscribe(reported.append)
     traces.on_arrival(q)
     traces.dispatched(q, "w0", 1.0)
     traces.tokens(q, 9, 4.0)
     traces.finished(q, Outcome.FINISHED, 4.0)
-    write(path, told)
+    write(path, reported)
     ((_, back),) = read(path)
     assert math.isnan(back.first_token_s)
     assert (back.output_tokens, back.jct_s) == (9, pytest.approx(4.0))
@@ -97,7 +97,7 @@ def test_a_line_that_is_no_row_is_left_out(tmp_path, name, value) -> None:
 
 
 @pytest.mark.parametrize("broken", [{"unix_s": None}, {"unix_s": "noon"}, {"clock_s": []}])
-def test_a_run_whose_first_line_tells_no_time_is_left_out(tmp_path, broken) -> None:
+def test_a_run_whose_first_line_has_no_time_is_left_out(tmp_path, broken) -> None:
     path = tmp_path / "j.jsonl"
     write(path, rows(2))
     head, *others = path.read_text().splitlines()
@@ -141,12 +141,12 @@ asyncio.run(go())
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
-    whole = path.read_bytes().count(b"\n") - 1
-    assert whole > 20
-    assert sum(1 for _ in read(path)) == whole
+    complete = path.read_bytes().count(b"\n") - 1
+    assert complete > 20
+    assert sum(1 for _ in read(path)) == complete
 
 
-def test_what_is_no_journal_is_told(tmp_path) -> None:
+def test_a_file_that_is_no_journal_is_reported(tmp_path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"a": 1}\n')
     for path in (other, tmp_path / "absent.jsonl"):
@@ -171,17 +171,17 @@ def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog) -> None:
     assert caplog.text.count("cannot be written") == 1, "once, however often it is tried"
 
 
-def test_rows_that_a_full_disk_took_by_half_are_there_once_when_it_takes_them_again(tmp_path, monkeypatch) -> None:
-    path, whole, broken = tmp_path / "j", os.write, []
+def test_rows_half_written_on_a_full_disk_appear_once_after_a_retry(tmp_path, monkeypatch) -> None:
+    path, complete, broken = tmp_path / "j", os.write, []
 
     def half(file: int, data) -> int:
         if len(broken) == 1:
             broken.append(True)
             raise OSError(errno.ENOSPC, "No space left on device")
         if broken or len(data) < 500:
-            return whole(file, data)
+            return complete(file, data)
         broken.append(True)
-        return whole(file, data[: len(data) // 2])
+        return complete(file, data[: len(data) // 2])
 
     async def go() -> Journal:
         async with Journal(path, flush_s=60) as journal:

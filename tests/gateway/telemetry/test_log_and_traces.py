@@ -39,11 +39,16 @@ def test_a_request_is_one_line_of_json(lines) -> None:
     t, q = telemetry(), request(3, 1.0)
     t.on_arrival(q)
     run(t, q, 2.0, 4, 0.5)
-    (told,) = lines()
-    assert told["event"] == "request"
-    assert told["level"] == "info"
-    assert (told["id"], told["outcome"], told["output_tokens"], told["jct_s"]) == (3, "finished", 4, 3.0)
-    assert told["time"].endswith("Z")
+    (reported,) = lines()
+    assert reported["event"] == "request"
+    assert reported["level"] == "info"
+    assert (reported["id"], reported["outcome"], reported["output_tokens"], reported["jct_s"]) == (
+        3,
+        "finished",
+        4,
+        3.0,
+    )
+    assert reported["time"].endswith("Z")
 
 
 @pytest.mark.parametrize(
@@ -55,16 +60,16 @@ def test_a_request_is_one_line_of_json(lines) -> None:
         (Outcome.CLIENT_GONE, "while it waited", "while it waited"),
     ],
 )
-def test_what_engines_say_is_not_told(lines, outcome, detail, cause) -> None:
+def test_engine_messages_are_not_logged(lines, outcome, detail, cause) -> None:
     t, q = telemetry(), request(1)
     t.on_arrival(q)
     t.finished(q, outcome, 1.0, detail)
-    (told,) = lines()
-    assert told.get("cause") == cause
-    assert "SECRET" not in json.dumps(told)
+    (reported,) = lines()
+    assert reported.get("cause") == cause
+    assert "SECRET" not in json.dumps(reported)
 
 
-def test_a_flood_of_refusals_is_counted_not_told(lines) -> None:
+def test_a_flood_of_refusals_is_counted_but_not_logged(lines) -> None:
     t = telemetry()
     for _ in range(1000):
         t.refused("rate", Rejection(429, "rate", "slow down"), 0, "m")
@@ -89,7 +94,7 @@ def spans():
 
 def test_a_span_goes_on_with_the_clients_trace_and_into_the_engine(spans) -> None:
     tracing, finished = spans
-    asked = ClientRequest([("traceparent", f"00-{TRACE}-{PARENT}-01"), ("Accept", "x"), ("tracestate", "a=b")])
+    requested = ClientRequest([("traceparent", f"00-{TRACE}-{PARENT}-01"), ("Accept", "x"), ("tracestate", "a=b")])
 
     async def inner(client_request: ClientRequest) -> str:
         q = request(7, 1.0)
@@ -97,11 +102,11 @@ def test_a_span_goes_on_with_the_clients_trace_and_into_the_engine(spans) -> Non
         run(tracing, q, 2.0, 3, 0.5)
         return "succeeded"
 
-    assert asyncio.run(tracing.exchange(inner)(asked)) == "succeeded"
+    assert asyncio.run(tracing.exchange(inner)(requested)) == "succeeded"
     (span,) = finished()
     assert f"{span.context.trace_id:032x}" == TRACE
     assert f"{span.parent.span_id:016x}" == PARENT
-    onward = dict(asked.headers)
+    onward = dict(requested.headers)
     assert onward["traceparent"] == f"00-{TRACE}-{span.context.span_id:016x}-01"
     assert (onward["Accept"], onward["tracestate"]) == ("x", "a=b")
     assert (span.start_time, span.end_time) == (1001 * 10**9, 1003.5 * 10**9)
@@ -123,7 +128,7 @@ def test_a_refused_request_has_a_span_that_failed(spans) -> None:
     assert "SECRET" not in span.to_json()
 
 
-def test_without_the_extra_only_who_asks_for_traces_is_told(monkeypatch) -> None:
+def test_a_missing_extra_is_an_error_only_if_tracing_is_requested(monkeypatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)

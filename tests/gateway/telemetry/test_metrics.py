@@ -32,7 +32,7 @@ NOW = Statistics(
 )
 
 
-NO_CAP = replace(NOW, waiting=0, workers=(replace(NOW.workers[0], cap=None), replace(NOW.workers[1], up=True)))
+NO_CAP = replace(NOW, waiting=0, workers=(replace(NOW.workers[0], limit=None), replace(NOW.workers[1], up=True)))
 """Its first engine is given all that come."""
 
 
@@ -51,14 +51,14 @@ def scraped(t: Telemetry) -> dict[str, dict[tuple, float]]:
     return found
 
 
-def test_an_engine_that_is_given_all_has_no_cap_and_a_shadow_with_seats_for_all() -> None:
+def test_an_uncapped_engine_has_no_cap_and_a_shadow_with_slots_for_all() -> None:
     t = telemetry(statistics=lambda: NO_CAP)
-    assert scraped(t)["lengthwise_cap"] == {(("worker", 'b"\n'),): 8}
+    assert scraped(t)["lengthwise_worker_limit"] == {(("worker", 'b"\n'),): 8}
     t.update_slots()
     assert t.regret.max_num_seqs > 10_000
 
 
-def test_everything_that_is_told_is_read_back() -> None:
+def test_everything_reported_is_read_back() -> None:
     t = telemetry()
     serve(t, request(1, 1.0, predicted=20.0), 1.5, 10, 0.02)
     t.refused("queue_full", Rejection(429, "queue_full", "full"), 0, "m")
@@ -81,7 +81,7 @@ def test_everything_that_is_told_is_read_back() -> None:
     assert found["lengthwise_queue_requests"] == {(): 3}
     assert found["lengthwise_backlog_seconds"] == {(): 4.5}
     assert found["lengthwise_worker_up"] == {(("worker", "a:1"),): 1, (("worker", 'b"\n'),): 0}
-    assert found["lengthwise_cap"][(("worker", "a:1"),)] == 8
+    assert found["lengthwise_worker_limit"][(("worker", "a:1"),)] == 8
     assert found["lengthwise_engine_kv_used_ratio"] == {(("worker", "a:1"),): 0.25}
 
 
@@ -110,7 +110,7 @@ def test_names_follow_the_conventions() -> None:
     assert all(line.isascii() for line in text.splitlines())
 
 
-def test_everybody_ends_in_one_bucket() -> None:
+def test_each_request_counts_under_one_outcome() -> None:
     t = telemetry()
     for number, outcome in enumerate(Outcome):
         if outcome is Outcome.REFUSED:
@@ -137,7 +137,7 @@ def test_tenants_and_models_make_few_series() -> None:
     assert len(found["lengthwise_time_to_first_token_seconds_count"]) == 51
 
 
-def test_a_cut_and_a_failover_are_counted_apart() -> None:
+def test_a_preemption_and_a_failover_are_counted_separately() -> None:
     t = telemetry()
     q = request(1)
     t.on_arrival(q)

@@ -47,7 +47,7 @@ def shadow(rows: list[Row], max_num_seqs: int) -> Regret:
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3])
-def test_it_is_what_brute_force_says(max_num_seqs: int) -> None:
+def test_regret_matches_brute_force(max_num_seqs: int) -> None:
     rng = np.random.default_rng(5)
     arrival_s = np.cumsum(rng.exponential(1.0 / max_num_seqs, 1500))
     service_s = rng.lognormal(-0.9, 1.0, 1500)
@@ -68,7 +68,7 @@ def test_it_is_what_brute_force_says(max_num_seqs: int) -> None:
     assert shadow(fcfs, max_num_seqs).mean_s() == pytest.approx(0.0, abs=1e-9)
 
 
-def test_nothing_is_told_while_somebody_who_came_before_is_in() -> None:
+def test_no_regret_is_counted_while_an_earlier_request_is_in_progress() -> None:
     regret = Regret(1)
     for number in range(3):
         regret.on_arrival(number, float(number))
@@ -78,13 +78,13 @@ def test_nothing_is_told_while_somebody_who_came_before_is_in() -> None:
     assert (regret.count, regret.shadow_jct_s) == (1, pytest.approx(3.0))
 
 
-def test_more_seats_wait_less() -> None:
+def test_more_shadow_slots_wait_less() -> None:
     rows = [row(number, 0.0, float(number), 1.0) for number in range(8)]
     assert shadow(rows, 8).mean_s() == pytest.approx(3.5)
     assert shadow(rows, 1).mean_s() == pytest.approx(0.0)
 
 
-def test_seats_are_those_of_the_time_a_request_was_sent() -> None:
+def test_the_slots_are_those_at_the_time_of_dispatch() -> None:
     regret = Regret(8)
     regret.set_max_num_seqs(-1.0, 1)
     rows = [row(number, 0.0, float(number), 1.0) for number in range(4)]

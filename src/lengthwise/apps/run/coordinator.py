@@ -276,9 +276,9 @@ def run_simulated(
     watch_s: float = 60.0,
     started: Callable[[Reused], None] | None = None,
 ) -> RunResult:
-    """Run a job on simulated engines in virtual time, in which the ledger's times and ``watch_s`` are too.
+    """Run a job on simulated engines; all times, the ledger's and ``watch_s`` included, are virtual.
 
-    ``from_s``: clock at the start, later than that of the run that is resumed; the rest is as of ``Coordinator``.
+    ``from_s``: start of the clock; to resume, a time after the end of the earlier run. Others: see ``Coordinator``.
     """
 
     async def main() -> RunResult:

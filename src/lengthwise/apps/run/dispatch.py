@@ -22,9 +22,9 @@ _LATER_S = 1e-3
 
 
 async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tuple[list[LeasedTask], list[Ending]]:
-    """Return the tasks of leases to send to engines, and the endings of those that need none.
+    """Split leases into tasks to send to engines and endings of tasks that need no engine.
 
-    The latter are skipped, have a known output, or no valid request.
+    The latter are skipped, answered before, or without a valid request.
     """
     layout, ledger = job.layout, writer.ledger
     parents = sorted({place for lease in leases for place in layout.parents(lease.task).tolist()})
@@ -59,8 +59,8 @@ async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tu
     return tasks, endings
 
 
-def imbalance(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, ReplicaSlot]]:
-    """Return the requests to move, with their slots: the latest ones of engines with twice as many as another.
+def requests_to_move(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, ReplicaSlot]]:
+    """Return the latest requests, with their slots, of engines with twice as many (and MIN_IMBALANCE more) as another.
 
     An engine gives up only its surplus over the mean, so that requests do not move back and forth.
     """
@@ -222,7 +222,12 @@ class ModelDispatcher:
         if not leases:
             shared.on_idle()
         self.fill()
-        if self._ledger_empty and not self.pending and self._balancing is None and (moves := imbalance(self.slots)):
+        if (
+            self._ledger_empty
+            and not self.pending
+            and self._balancing is None
+            and (moves := requests_to_move(self.slots))
+        ):
             self._balancing = watched(self._rebalance(moves), shared.on_error)
             self._balancing.add_done_callback(self._rebalanced)
 

@@ -285,9 +285,9 @@ class State:
     def _worker(self, state: WorkerState, numbers: WorkerNumbers | None, now_s: float) -> dict[str, Any]:
         row = {name: getattr(state, name) for name in ("name", "models", "up", "slots", "tokens_per_s")}
         row |= {name: getattr(state.signals, name) for name in ("running", "waiting", "kv_used")}
-        row |= {"in_flight": 0, "cap": None, "backlog_tokens": 0.0}
+        row |= {"in_flight": 0, "limit": None, "backlog_tokens": 0.0}
         if numbers:
-            row |= {name: getattr(numbers, name) for name in ("in_flight", "cap", "backlog_tokens")}
+            row |= {name: getattr(numbers, name) for name in ("in_flight", "limit", "backlog_tokens")}
         try:
             worker = self.fleet.worker(state.name)
         except KeyError:

@@ -300,7 +300,7 @@ class Dispatcher:
 
     def leave_batch(self, entry: Entry) -> None:
         """Note that a request of a batch is dispatched or finished, so that the batch does not wait for it."""
-        if entry.batch and entry.admissions == 0:
+        if entry.batch and entry.dispatches == 0:
             self._batch_left[entry.batch] -= 1
             if self._batch_left[entry.batch] == 0:
                 del self._batch_left[entry.batch]
@@ -330,7 +330,7 @@ class Dispatcher:
         return [(entry.request.id, entry.worker) for entry in dispatched]
 
     def _choose(self, dispatch_pass: DispatchPass, entry: Entry) -> Worker | None:
-        if not entry.batch or entry.admissions or entry.overdue:
+        if not entry.batch or entry.dispatches or entry.overdue:
             return dispatch_pass.choose(entry)
         name = self._batch_worker.get(entry.batch)
         if any(worker.name == name for worker in dispatch_pass.usable(entry)):
@@ -341,10 +341,10 @@ class Dispatcher:
         q = entry.request
         q.dispatch.queued_for_s += now_s - q.dispatch.queued_s
         q.dispatch.dispatched_s = now_s
-        self._service.charge(entry, 0 if entry.admissions else q.prompt_tokens, entry.predicted)
-        if entry.batch and entry.admissions == 0:
+        self._service.charge(entry, 0 if entry.dispatches else q.prompt_tokens, entry.predicted)
+        if entry.batch and entry.dispatches == 0:
             self._batch_worker[entry.batch] = worker.name
             self.leave_batch(entry)
-        entry.admissions += 1
+        entry.dispatches += 1
         worker.dispatch(entry)
         self._sessions.dispatched(entry, worker.name)

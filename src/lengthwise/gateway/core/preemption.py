@@ -19,7 +19,7 @@ from lengthwise.policy.named_schedulers import resolve
 
 LOOKAHEAD = 64  # waiting requests that a pass considers
 POLL_INTERVAL_S = 0.02  # least time between two comparisons of running and waiting requests
-_TOTAL_GAIN_FACTOR = 3.0
+_TOTAL_GAIN_DIVISOR = 3.0
 """Divisor of the gain of all waiting requests: it sums many guesses, and the best of many guesses is a lucky one."""
 
 
@@ -162,7 +162,7 @@ class PreemptionPass:
         waiting.sort(key=lambda one: one[0])
         leaving = expected_remaining(victim)
         first = saved_tokens(remaining, leaving, waiting[:1], key)
-        return max(first, saved_tokens(remaining, leaving, waiting, key) / _TOTAL_GAIN_FACTOR)
+        return max(first, saved_tokens(remaining, leaving, waiting, key) / _TOTAL_GAIN_DIVISOR)
 
 
 class TokenBucket:
@@ -226,7 +226,7 @@ class Preemption:
         if self._on_demand or self._windows:
             self.ranker.update(now_s, entry)
         window_end = entry.request.generated_tokens + self._order.window_tokens
-        entry.preemption = PreemptionState(window_end, protected_until=window_end if entry.admissions > 1 else 0)
+        entry.preemption = PreemptionState(window_end, protected_until=window_end if entry.dispatches > 1 else 0)
 
     def dropped(self) -> bool:
         """Uncount a preemption that cannot be made; return whether a pass should look for another one."""

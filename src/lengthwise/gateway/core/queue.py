@@ -150,7 +150,7 @@ class Queue(Backlog):
         self._count(entry, -1)
         self._service.stop_waiting(entry.request.client.tenant)
 
-    def rank_again(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
+    def update_prediction(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
         """Store a new prediction of a waiting request and move it to its new place."""
         self._delete(entry)
         self.set_prediction(entry, length_prediction)
@@ -180,7 +180,7 @@ class Queue(Backlog):
             self._lanes[lane] = self._ranker.sort(rows, self._ranker.keys(now_s, rows, waiting=True))
 
     def is_first(self, entry: Entry) -> bool:
-        """Return whether no request of its model and class (and tenant, if fair) precedes it."""
+        """Return whether it is overdue, or the first of its model and class (and tenant, if fair)."""
         return entry.overdue or self._lanes[self._lane(entry)][0][3] == entry.row
 
     def in_order(self, is_closed: Callable[[str], bool] = lambda _: False) -> Iterator[Entry]:

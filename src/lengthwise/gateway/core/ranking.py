@@ -52,7 +52,7 @@ class Entry:
     work: float = 0.0  # share of the worker's backlog: remaining tokens and the cost of the prompt
     kv_tokens: float = 0.0  # KV tokens that the request will occupy at its end
     charged: float = 0.0
-    admissions: int = 0
+    dispatches: int = 0
     preemption: PreemptionState = field(default_factory=PreemptionState)
     batch: int = 0  # number of the completed bin that the request left in; 0 none
     last_token_s: float = math.nan
@@ -75,7 +75,7 @@ class Entry:
 
 
 Integers = npt.NDArray[np.int64]
-_FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "index_tokens", "queued_for_s", "queued_s", "key")
+_FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "gittins_rank", "queued_for_s", "queued_s", "key")
 _INTEGERS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id", "tenant")
 _COLUMNS = np.dtype([(name, np.float64) for name in _FLOATS] + [(name, np.int64) for name in _INTEGERS])
 _MIN_ROWS = 64
@@ -133,7 +133,7 @@ class Ranker:
         self._entries: list[Entry | None] = [None] * _MIN_ROWS
         self._key_of = key_of(rank)
         self._arguments = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
-        self._uses_index, self._uses_service = rank.uses("index_tokens"), rank.uses("service_tokens")
+        self._uses_index, self._uses_service = rank.uses("gittins_rank"), rank.uses("service_tokens")
         self._columns = np.zeros(_MIN_ROWS, _COLUMNS)
         self._keys = self._columns["key"]
         self._free = list(range(_MIN_ROWS))[::-1]
@@ -172,7 +172,7 @@ class Ranker:
             index = float(posterior.gittins(q.generated_tokens)[0])  # else the remaining tokens rank
         waited_s = dispatch.waited_s(now_s) if entry.state is State.WAITING else dispatch.queued_for_s
         lengths = (q.prompt_tokens, q.generated_tokens, entry.predicted, entry.remaining, index)
-        past = (entry.admissions - 1, dispatch.preemptions)
+        past = (entry.dispatches - 1, dispatch.preemptions)
         service = self._service.of(client.tenant)
         key = self._key_of(now_s, q.arrival_s, *lengths, waited_s, client.priority, *past, service, entry.batch)
         key = math.inf if math.isnan(key) else key

@@ -98,7 +98,7 @@ class Scheduler:
             return
         worker = self.worker_pool.of(entry)
         if entry.state is State.WAITING:
-            self.queue.rank_again(now_s, entry, length_prediction)
+            self.queue.update_prediction(now_s, entry, length_prediction)
             self._changed = True
         elif entry.state is State.BINNED:
             self.bins.set_prediction(entry, length_prediction)

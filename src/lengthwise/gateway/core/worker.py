@@ -25,7 +25,7 @@ _MAX_BACKOFF_S = 2.0
 class ConcurrencyLimit:
     """An adaptive limit: it doubles until the engine has a queue, then grows by 1/16 and shrinks by that queue.
 
-    It grows only after signals of a fully used worker without a queue, preemptions or a KV cache above ``kv_high``.
+    It grows only if the worker is fully used and reports no queue, no preemptions, and a KV cache up to ``kv_high``.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -237,10 +237,10 @@ _MAX_CACHED_SHARE = 0.25  # A start of which a larger share may be cached does n
 
 
 class Worker:
-    """One worker; ``passthrough``: requests are dispatched at once, up to ``state.in_flight`` if that is set.
+    """One worker; ``passthrough``: requests are dispatched at once, up to ``state.concurrency`` if that is set.
 
     ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
-    cache of its requests at their end. ``leaving`` workers are the same engine and use its slots.
+    cache of its requests at their end. ``leaving`` are earlier names of the same engine: their requests use its slots.
     """
 
     def __init__(
@@ -269,10 +269,10 @@ class Worker:
     def limit(self) -> int:
         """Most requests in flight; NO_LIMIT without a limit. A schedule never exceeds the worker's slots."""
         if self.phases is not None:
-            high = self.phases.phases.high or self.limits.dispatch.max_concurrency
-            return min(high, self.state.in_flight or high, self.state.slots or high)
-        if self.state.in_flight is not None:
-            return self.state.in_flight
+            high = self.phases.phases.request_limit or self.limits.dispatch.max_concurrency
+            return min(high, self.state.concurrency or high, self.state.slots or high)
+        if self.state.concurrency is not None:
+            return self.state.concurrency
         return NO_LIMIT if self._passthrough else self.limits.limit(self.state.slots)
 
     def configure(self, dispatch: Dispatch) -> None:
@@ -387,7 +387,7 @@ class Worker:
                 self.cost.add_stream(tokens, now_s - last_token_s)
             elif dispatch.dispatched_s > self._queued_s:
                 context = q.prompt_tokens + q.generated_tokens - tokens
-                uncached = entry.admissions == 1 and dispatch.cached_tokens <= _MAX_CACHED_SHARE * context
+                uncached = entry.dispatches == 1 and dispatch.cached_tokens <= _MAX_CACHED_SHARE * context
                 self.cost.add_start(context, now_s - dispatch.dispatched_s, uncached=uncached)
         remaining, work, kv_tokens = entry.remaining, entry.work, entry.kv_tokens
         entry.update_remaining()

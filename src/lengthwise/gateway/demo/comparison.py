@@ -213,7 +213,7 @@ def _gateway(engines: Engines, mode: str, ports: tuple[int, int]) -> Gateway:
 
     config = GatewayConfig(
         engines=tuple(
-            Engine(url, name=f"engine {k + 1}", in_flight=MAX_NUM_SEQS, generation_defaults="none")
+            Engine(url, name=f"engine {k + 1}", concurrency=MAX_NUM_SEQS, generation_defaults="none")
             for k, url in enumerate(engines.urls)
         ),
         order=Order(mode),

@@ -27,7 +27,7 @@ class AuthThrottle:
         self._accepted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def refused_s(self, address: str, digest: str | None) -> float:
-        """Return the seconds for which an address with the digest of a key (None: a wrong key) is refused, or 0."""
+        """Return for how many seconds a request with this key's digest (None: a wrong key) is refused; 0: accepted."""
         if not self._failures:
             return 0.0
         net = network(address)
@@ -89,7 +89,7 @@ class Bucket:
         self.limit, self.per_s, self.left, self._at_s = limit, per_s, limit, -math.inf
 
     def wait_s(self, now_s: float, amount: float) -> float:
-        """Refill; return the seconds until there is so much, or all where it exceeds the limit."""
+        """Refill; return the seconds until ``amount`` is available, or if it exceeds the limit, until all is."""
         refill = max(0.0, now_s - self._at_s) * self.per_s if self.per_s else 0.0
         self.left, self._at_s = min(self.limit, self.left + refill), now_s
         missing = min(amount, self.limit) - self.left
@@ -138,7 +138,7 @@ class Caller:
     def __enter__(self) -> None:
         """Count a request; raise Fault (429) beyond the concurrency limit."""
         if self.key and self.key.concurrency is not None and self.open >= self.key.concurrency:
-            message = f"This API key may have {self.key.concurrency} requests in at the same time."
+            message = f"This API key must have at most {self.key.concurrency} requests in progress."
             raise Fault(429, "concurrency", message, code="concurrency_limit_exceeded")
         self.open += 1
 
@@ -180,7 +180,7 @@ class Charge:
         output_tokens = request.choices * min(request.length_prediction.total_tokens, float(request.max_tokens))
         for name, bucket, prompt_units, output_units in self._caller.quotas:
             if after_s := bucket.wait_s(now_s, prompt_units * prompt_tokens + output_units * output_tokens):
-                message = f"The {name} of this API key are used up, by what this request is predicted to take."
+                message = f"This request is predicted to exceed what is left of the {name} of this API key."
                 raise Fault(429, "quota", message, code="rate_limit_exceeded", retry_after_s=after_s)
         self._take(prompt_tokens, output_tokens)
         self._request, self._output_tokens = request, output_tokens

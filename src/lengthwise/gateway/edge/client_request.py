@@ -122,7 +122,7 @@ def _check(body: Chat | Completion, limits: Limits) -> tuple[int | None, int]:  
     if not 1 <= len(body.model) <= MAX_NAME:
         raise invalid("model", f"The model's name must have 1 to {MAX_NAME} letters; it has {len(body.model)}.")
     if isinstance(body.stop, list) and len(body.stop) > MAX_STOPS:
-        raise invalid("stop", f"There may be {MAX_STOPS} stop strings; there are {len(body.stop)}.")
+        raise invalid("stop", f"There must be at most {MAX_STOPS} stop strings; there are {len(body.stop)}.")
     _integer("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS)
     for name in ENGINE_FIELDS:
         value = getattr(body, name)
@@ -148,10 +148,12 @@ def _check(body: Chat | Completion, limits: Limits) -> tuple[int | None, int]:  
             raise invalid("prompt", message)
         prompts = 1 if kinds == {int} else len(body.prompt)
         if prompts > limits.messages:
-            raise invalid("prompt", f"There may be {limits.messages} prompts; there are {prompts}.")
+            raise invalid("prompt", f"There must be at most {limits.messages} prompts; there are {prompts}.")
     choices = max(n or 1, best_of or 1) * prompts
     if choices > MAX_CHOICES:
-        raise invalid("prompt", f"There may be {MAX_CHOICES} outputs, choices times prompts; there are {choices}.")
+        raise invalid(
+            "prompt", f"There must be at most {MAX_CHOICES} outputs, choices times prompts; there are {choices}."
+        )
     return max_tokens, choices
 
 
@@ -186,9 +188,9 @@ _PROCESS, _NUMBERS = secrets.token_hex(6), itertools.count(1)
 def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> Headers:
     """Return the known headers by name; raise Fault if too many or too long (431), or one is repeated (400)."""
     if len(headers) > limits.headers:
-        raise headers_too_large(f"There may be {limits.headers} header fields; there are {len(headers)}.")
+        raise headers_too_large(f"There must be at most {limits.headers} header fields; there are {len(headers)}.")
     if sum([len(name) + len(value) + 4 for name, value in headers]) > limits.header_bytes:
-        raise headers_too_large(f"The header fields may have {limits.header_bytes} bytes in all.")
+        raise headers_too_large(f"The header fields must have at most {limits.header_bytes} bytes in all.")
     found: Headers = {}
     for name, value in [pair for pair in headers if pair[0] in _KNOWN_HEADERS]:
         if name in found and name != b"accept":
@@ -354,7 +356,7 @@ def _check_duplicates(body: bytes) -> None:
             nonlocal left
             left -= 1
             if left < 0:
-                raise invalid(None, f"The body may have {MAX_FIELDS} fields.", "too_many_fields")
+                raise invalid(None, f"The body must have at most {MAX_FIELDS} fields.", "too_many_fields")
             return _Name(text)
 
         decoder = msgspec.json.Decoder(_NAMES, dec_hook=name_of)
@@ -406,10 +408,12 @@ class RequestParser:
         """Return the request of a body and headers; raise Fault if invalid or beyond a limit."""
         limits = self._limits
         if (exceeded := self._shape.exceeded(body)) == "levels":
-            raise invalid(None, f"The body may be nested {limits.depth} levels deep.", "too_deep")
+            raise invalid(None, f"The body must be nested at most {limits.depth} levels deep.", "too_deep")
         if exceeded:
             name = "lists and objects" if exceeded == "objects" else exceeded
-            raise invalid(None, f"The body may contain {getattr(self._shape, exceeded)} {name}.", "too_many_values")
+            raise invalid(
+                None, f"The body must contain at most {getattr(self._shape, exceeded)} {name}.", "too_many_values"
+            )
         content = _decode(_CHATS, body) if api == CHAT else _decode(_COMPLETIONS, body)
         max_tokens, n = _check(content, limits)
         text, tokens, prefix = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)

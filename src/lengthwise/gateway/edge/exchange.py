@@ -190,4 +190,4 @@ class AsgiExchange:
 
 
 def _too_large(limit: int) -> Fault:
-    return Fault(413, "limit", f"The body may have {limit} bytes.", code="body_too_large", headers=[CLOSE])
+    return Fault(413, "limit", f"The body must have at most {limit} bytes.", code="body_too_large", headers=[CLOSE])

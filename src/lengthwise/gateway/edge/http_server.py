@@ -1,4 +1,4 @@
-"""HTTP/1.1 for clients: a uvicorn server with limits that an ASGI app cannot enforce, on everything before a body."""
+"""HTTP/1.1 for clients: a uvicorn server with limits that an app cannot enforce: heads, slow clients, connections."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some Ki
 class HttpProtocol(HttpToolsProtocol):
     """A connection of a client: 503 beyond ``limits.connections``, 431 for too long a head, 408 for a slow request.
 
-    A client that takes no data in ``limits.body_s`` is cut off. Behind a last response input is read and dropped for 2
-    s: a reset would destroy the response of a client that still writes.
+    A client that takes no data in ``limits.body_s`` is cut off. After the last response of a
+    connection, input is discarded for 2 s: to close at once would reset a client that sends, and lose the response.
     """
 
     limits: ClassVar[Limits] = Limits()
@@ -221,7 +221,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.limits.header_bytes:
-                self._fail(headers_too_large(f"A head may have {self.limits.header_bytes} bytes."))
+                self._fail(headers_too_large(f"A head must have at most {self.limits.header_bytes} bytes."))
 
     def on_message_begin(self) -> None:  # noqa: D102
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -386,7 +386,7 @@ def server(
     drain_s: float | None = None,
     proxies: str | None = None,
 ) -> uvicorn.Server:
-    """Return a server for an app, of which ``refused`` gets every Fault: ``await server.serve(sockets)`` runs it.
+    """Return a server for an app, whose method ``refused`` gets every Fault: ``await server.serve(sockets)`` runs it.
 
     ``port`` 0 picks a free one; with a ``tls.ca`` clients must present a certificate. ``drain_s`` bounds requests in
     progress during shutdown; the X-Forwarded-For of ``proxies`` is trusted.

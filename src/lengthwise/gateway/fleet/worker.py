@@ -108,7 +108,7 @@ class Worker:
             self.name,
             self.capabilities.models,
             up=not reason,
-            in_flight=1 if half_open else self.engine.in_flight if ramp is None else ramp,
+            concurrency=1 if half_open else self.engine.concurrency if ramp is None else ramp,
             slots=self.metadata.slots,
             kv_tokens=self.metadata.kv_tokens,
             tokens_per_s=self.tokens_per_s if fresh else None,
@@ -148,7 +148,7 @@ class Worker:
 
     def _ramp(self, now_s: float) -> int | None:
         """Return the limit of requests during recovery; None outside of it."""
-        limit = self.engine.in_flight or self.metadata.slots or self._dispatch.start
+        limit = self.engine.concurrency or self.metadata.slots or self._dispatch.start
         steps = (now_s - self._recovered_s) / RAMP_S
         if steps >= math.log2(limit) or self.breaker.state(now_s) != CLOSED:
             return None

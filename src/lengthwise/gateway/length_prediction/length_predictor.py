@@ -58,7 +58,7 @@ class LengthPredictor(Listener):
         self.config, self.clock, self.late, self.use_requested = config, clock, late, use_requested
         self.learner = Learner(config.learn_every)
         self.faults = FaultCounter()
-        self.sources: dict[str, int] = dict.fromkeys(("predictor", "prior", "report", "oracle"), 0)
+        self.sources: dict[str, int] = dict.fromkeys(("predictor", "prior", "requested", "oracle"), 0)
         self.late_answers = self.drifts = 0
         self.drifted_s: float | None = None
         self.seconds = float("nan")
@@ -102,7 +102,7 @@ class LengthPredictor(Listener):
     async def first(self, request: Request, text: str | None) -> LengthPrediction:
         """Return the prediction before the first token, within ``deadline_s``."""
         if self.use_requested and request.requested_tokens > 0:
-            prediction = _fixed(request, float(request.requested_tokens), "report")
+            prediction = _fixed(request, float(request.requested_tokens), "requested")
         elif self._runner is None:  # equal predictions keep the order of arrival
             prediction = LengthPrediction(min(_DEFAULT_TOKENS, max(1.0, float(request.max_tokens))), "prior")
         else:

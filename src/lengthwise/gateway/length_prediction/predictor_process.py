@@ -80,7 +80,7 @@ class ProcessRunner:
     """Run a predictor in a process; queries that arrive while it is busy form its next batch.
 
     The predictor is a file, "default", or a picklable object. ``faults`` counts faults of rows, and "died", "hung",
-    "rubbish", "down", "busy".
+    "invalid response", "down", "busy".
     """
 
     waits = True
@@ -140,10 +140,10 @@ class ProcessRunner:
                 await self._run_process()
             except Exception as error:  # noqa: BLE001 - whatever ends a process, another one starts
                 self._failures += 1
-                kinds = {TimeoutError: "hung", ProtocolError: "rubbish", child_process.FrameTooLongError: "rubbish"}
-                kind = kinds.get(type(error), "died")
+                invalid = isinstance(error, ProtocolError | child_process.FrameTooLongError)
+                kind = "hung" if type(error) is TimeoutError else "invalid response" if invalid else "died"
                 self.faults.add({kind: 1}, f"{kind}: {type(error).__name__}: {error}")
-                _log.warning("the predictor's process %s and is restarted: %s", kind, error)
+                _log.warning("the predictor's process is restarted (%s): %s", kind, error)
             finally:
                 await self._reset()
             backoff_s = limits.backoff_s * 2 ** min(self._failures - 1, 30) if self._failures else 0.0

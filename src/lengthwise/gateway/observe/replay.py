@@ -59,7 +59,7 @@ def fit(trace: Trace) -> Service:
     # Until the first token: the request's own step, and on average half of the running one.
     steps = np.where(in_flight > 0, 1.5, 1.0)
     start_s = trace.first_token_s - trace.dispatched_s
-    usable = (in_flight < max_num_seqs) & trace.complete & is_observed & (start_s > 0)
+    usable = (in_flight < max_num_seqs) & trace.single_attempt & is_observed & (start_s > 0)
     start_rows = np.column_stack([steps, steps * (in_flight + 1), trace.prompt_tokens, np.ones(len(trace))])[usable]
     coefficients = _fit_absolute(np.vstack([decode_rows, start_rows]), np.concatenate([decode_s, start_s[usable]]))
     step_s, seq_s, prompt_s, front_s = (float(x) for x in coefficients)
@@ -76,7 +76,7 @@ def max_num_seqs_of(trace: Trace) -> int:
     """Return the maximum concurrency that a worker had for a relevant share of its busy time."""
     maximum = 1
     for worker in np.unique(trace.worker):
-        rows = (trace.worker == worker) & trace.complete & (trace.finished_s > trace.first_token_s)
+        rows = (trace.worker == worker) & trace.single_attempt & (trace.finished_s > trace.first_token_s)
         times = np.concatenate([trace.first_token_s[rows], trace.finished_s[rows]])
         changes = np.repeat([1, -1], int(rows.sum()))
         order = np.lexsort((changes, times))
@@ -90,7 +90,7 @@ def max_num_seqs_of(trace: Trace) -> int:
 
 
 def engines_of(trace: Trace) -> int:
-    """Return the median number of workers in use at a dispatch, each from its first dispatch to its last."""
+    """Return the median, over dispatches, of the workers in use; one is in use from its first dispatch to its last."""
     in_use = np.zeros(len(trace), np.int64)
     for worker in np.unique(trace.worker):
         dispatched_s = trace.dispatched_s[trace.worker == worker]
@@ -116,7 +116,7 @@ def _decode_equations(trace: Trace, is_observed: Bools) -> tuple[Floats, Floats]
     for worker in np.unique(trace.worker):
         own = trace.take(np.flatnonzero(trace.worker == worker))
         start_s, end_s = own.first_token_s, own.finished_s
-        usable = own.complete & is_observed[trace.worker == worker] & (own.decode_tokens >= MIN_DECODE_TOKENS)
+        usable = own.single_attempt & is_observed[trace.worker == worker] & (own.decode_tokens >= MIN_DECODE_TOKENS)
         usable &= end_s > start_s
         order = np.argsort(start_s, kind="stable")
         prompts, firsts = np.concatenate([[0.0], np.cumsum(own.prompt_tokens[order])]), start_s[order]
@@ -199,7 +199,7 @@ def scheduler(name: str, order: Order) -> Scheduler:
         victim="longest_remaining",
         preemption=preemption,
         max_wait_s=limits[0],
-        window_tokens=limits[1],
+        preemption_interval_steps=limits[1],
     )
 
 

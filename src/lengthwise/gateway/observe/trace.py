@@ -33,7 +33,7 @@ class Trace:
     first_token_s: Floats  # NaN for buffered responses
     finished_s: Floats
     queued_for_s: Floats
-    complete: Bools  # whether the request ran at one worker from dispatch to finish
+    single_attempt: Bools  # whether the request ran at one worker from dispatch to finish
     worker: Ints  # index of ``workers``
     model: Ints  # index of ``models``
     repredictions: tuple[tuple[tuple[int, float], ...], ...]  # (tokens so far, total)
@@ -71,7 +71,7 @@ class Trace:
 
 _COLUMNS = (
     "arrival_s", "prompt_tokens", "output_tokens", "predicted_tokens", "dispatched_s", "first_token_s", "finished_s",
-    "queued_for_s", "complete", "worker", "model",
+    "queued_for_s", "single_attempt", "worker", "model",
 )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def of_rows(rows: Iterable[Row]) -> Trace:
         prompt_tokens=np.maximum(np.array([row.prompt_tokens for row in rows], np.int64), 1),
         output_tokens=np.array([row.output_tokens for row in rows], np.int64),
         predicted_tokens=np.clip(np.nan_to_num(predicted, nan=256.0, posinf=1e9), 1.0, 1e9),  # policies need finite
-        complete=np.array([row.preemptions == 0 and row.failovers == 0 for row in rows], dtype=bool),
+        single_attempt=np.array([row.preemptions == 0 and row.failovers == 0 for row in rows], dtype=bool),
         worker=np.array([workers[row.worker] for row in rows], dtype=np.int64),
         model=np.array([models[row.model] for row in rows], dtype=np.int64),
         repredictions=tuple(row.repredictions for row in rows),
@@ -181,7 +181,7 @@ def max_concurrency_at_first_tokens(trace: Trace) -> int:
     """Return the maximum number of running requests at a worker when a first token came, ignoring the top 1 %."""
     counts = [1]  # engines start requests in order: earlier dispatches that are unfinished by then run as well
     for worker in np.unique(trace.worker):
-        rows = np.flatnonzero((trace.worker == worker) & trace.complete)
+        rows = np.flatnonzero((trace.worker == worker) & trace.single_attempt)
         rows = rows[np.argsort(trace.dispatched_s[rows], kind="stable")]
         finished_s, first_s = trace.finished_s[rows], trace.first_token_s[rows]
         counts += [1 + int((finished_s[:i] > first_s[i]).sum()) for i in np.flatnonzero(np.isfinite(first_s))]
@@ -189,4 +189,4 @@ def max_concurrency_at_first_tokens(trace: Trace) -> int:
 
 
 def _is_paced(trace: Trace) -> Bools:
-    return np.asarray(trace.complete & (trace.decode_tokens >= MIN_DECODE_TOKENS) & (trace.decode_s > 0))
+    return np.asarray(trace.single_attempt & (trace.decode_tokens >= MIN_DECODE_TOKENS) & (trace.decode_s > 0))

@@ -13,7 +13,7 @@ from lengthwise.policy.families import rra
 from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError, UnknownNameError
 
-_UNAVAILABLE = ("index_tokens", "service_tokens", "batch")  # arguments of ranks that are unknown inside an engine
+_UNAVAILABLE = ("gittins_rank", "service_tokens", "batch")  # arguments of ranks that are unknown inside an engine
 
 
 @dataclass(frozen=True)

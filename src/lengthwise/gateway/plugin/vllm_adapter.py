@@ -1,4 +1,4 @@
-"""Put a mixin in front of vLLM's scheduler class (``--scheduler-cls``), or use it unchanged if in doubt."""
+"""Subclass vLLM's scheduler with a mixin (``--scheduler-cls``); use it unchanged if its version is not as tested."""
 
 from __future__ import annotations
 

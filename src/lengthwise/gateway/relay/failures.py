@@ -35,7 +35,7 @@ def response_too_long(max_bytes: int, *, engine_fault: bool) -> UpstreamError:
 
 
 class QueueFullError(Exception):
-    """The engine accepts no more requests now (503, 429), until ``retry_after_s`` if known; it did not fail."""
+    """The engine accepts no requests now (503, 429), for ``retry_after_s`` if known; it did not fail."""
 
     def __init__(self, retry_after_s: float | None = None) -> None:
         super().__init__("the engine's queue is full")
@@ -89,7 +89,7 @@ class RetryBudget:
         return True
 
     def take_for(self, error: UpstreamError, caller: Hashable, *, failures: int, output_started: bool) -> bool:
-        """Return whether a failed request may be retried; only if its first engine is gone it takes no budget."""
+        """Return whether a failed request may be retried: free once if its engine is gone, else from the budget."""
         gone = error.reason in ("no connection", "closed early") or (error.reason == STALLED and output_started)
         return (failures == 1 and error.engine_fault and gone) or self.take(caller)
 

@@ -33,7 +33,7 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
 async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) -> int:
-    """Return after how many tokens another attempt can start: ``/detokenize`` shows half a character at the end."""
+    """Return after how many tokens another attempt can continue: without last ones that end within a character."""
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})

@@ -182,9 +182,9 @@ class TrackedStream(Response):
 
     In the first attempt bytes pass, less the token ids if the client did not request them. Later attempts continue by
     ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones. Tokens can be ahead
-    of text, as engines hold back half a character: each attempt starts after the last token whose text is out
-    (``flushed_tokens``), and ids go out with the text that they complete. ``partial_tokens`` are those of the last
-    chunk with text if it had several: the last ones may be ahead.
+    of text, as engines hold back half a character: each attempt starts after the last token whose text has been
+    sent (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``: the tokens of the
+    last chunk with text if it had several, as the text of the last ones may still be missing; else 0.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:

@@ -181,7 +181,7 @@ class Tracing(Listener):
         span.set_attributes({
             "gen_ai.usage.output_tokens": request.generated_tokens,
             "lengthwise.outcome": outcome.value,
-            "lengthwise.waited_s": request.dispatch.queued_for_s,
+            "lengthwise.queued_for_s": request.dispatch.queued_for_s,
             "lengthwise.preemptions": request.dispatch.preemptions,
         })  # fmt: skip
         is_error = outcome in (Outcome.FAILED, Outcome.EXPIRED)

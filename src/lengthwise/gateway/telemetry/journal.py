@@ -221,7 +221,7 @@ class Journal:
 
 
 def read(path: Path | str) -> Iterator[tuple[int, Row]]:
-    """Yield (life of the gateway, row) by finish, in seconds since 1970; raise InputError if it is no journal."""
+    """Yield (start of the gateway, row) by finish, in seconds since 1970; raise InputError if it is no journal."""
     return _runs([Path(path)])
 
 

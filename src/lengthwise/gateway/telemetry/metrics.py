@@ -207,7 +207,7 @@ class PhaseCounts(Listener):
         if self.plan is None:
             return
         plan = {(name,): value for name, value in asdict(self.plan).items() if value is not None}
-        yield _gauge("phase_plan", "Schedule in use", plan, "of")
+        yield _gauge("phase_plan", "Schedule in use", plan, "parameter")
         yield _counter("phases", "Finished phases by the event that ended them", self._finished, "worker", "cause")
         tokens, overdue = _keyed(self._prompt_tokens), _keyed(self._overdue)
         yield _counter("phase_prompt_tokens", "Prompt tokens of all prefill phases", tokens, "worker")
@@ -287,7 +287,7 @@ class Metrics(Listener):
         self.counts["resumed_tokens"] += request.generated_tokens
 
     def add_row(self, row: Row) -> None:
-        """Count a finished request."""
+        """Count a request that has ended, with any outcome."""
         self.requests[row.outcome, self._models.of(row.model), self._tenants.of(row.tenant)] += 1
         counts = self._of(row.model)
         if row.worker:
@@ -335,7 +335,7 @@ class Metrics(Listener):
                 yield _counter(name, description, {(): value})
         for name in ("prompt_tokens", "output_tokens"):
             values = {(model,): getattr(counts, name) for model, counts in self.by_model.items()}
-            yield _counter(name, f"{name.replace('_', ' ').capitalize()} of finished requests", values, "model")
+            yield _counter(name, f"{name.replace('_', ' ').capitalize()} of requests that have ended", values, "model")
         for attribute, name, description in _MODEL_HISTOGRAMS:
             histograms = {(model,): getattr(counts, attribute) for model, counts in self.by_model.items()}
             yield _histogram(name, description, histograms, *(("model",) if any(self.by_model) else ()))
@@ -383,8 +383,8 @@ _GAUGES = (
     ("ordering", "ordering_active", "1 while requests wait, so that their order matters"),
 )
 _WORKER_GAUGES = (
-    ("in_flight", "in_flight", "Requests at the engine"),
-    ("cap", "cap", "Maximum requests at the engine; absent where unlimited"),
+    ("in_flight", "worker_in_flight", "Requests at the engine"),
+    ("limit", "worker_limit", "Maximum requests at the engine; absent where unlimited"),
     ("up", "worker_up", "1 while the engine may get requests"),
     ("backlog_tokens", "worker_backlog_tokens", "Predicted remaining output tokens at the engine"),
     ("backlog_s", "worker_backlog_seconds", "Seconds in which the engine would generate its backlog"),
@@ -397,23 +397,23 @@ _SIGNAL_GAUGES = (
 )
 
 
-def _scheduler_families(now: Statistics) -> Iterator[Any]:
+def _scheduler_families(statistics: Statistics) -> Iterator[Any]:
     for attribute, name, description in _GAUGES:
-        yield _gauge(name, description, {(): getattr(now, attribute)})
-    sources = [(entry, {w.name: w for w in now.workers}) for entry in _WORKER_GAUGES]
-    sources += [(entry, {w.name: w.signals for w in now.workers}) for entry in _SIGNAL_GAUGES]  # type: ignore[misc]
+        yield _gauge(name, description, {(): getattr(statistics, attribute)})
+    sources = [(entry, {w.name: w for w in statistics.workers}) for entry in _WORKER_GAUGES]
+    sources += [(entry, {w.name: w.signals for w in statistics.workers}) for entry in _SIGNAL_GAUGES]  # type: ignore[misc]
     for (attribute, name, description), workers in sources:
         values = {(worker,): getattr(source, attribute) for worker, source in workers.items()}
         yield _gauge(name, description, {key: v for key, v in values.items() if v is not None}, "worker")
 
 
-def _replanning_families(now: ReplanningState) -> Iterator[Any]:
+def _replanning_families(state: ReplanningState) -> Iterator[Any]:
     """Yield the drift statistic with its threshold, and the outcomes of alarms."""
-    yield _gauge("lengths_watched", "1 while output lengths are monitored for drift", {(): now.up})
-    yield _gauge("lengths_evidence", "Evidence of drift since the last alarm; 1: none", {(): now.evidence})
-    yield _gauge("lengths_alarm", "Evidence that raises an alarm", {(): 1 / now.false_positive_rate})
-    yield _counter("lengths_observed", "Requests whose lengths were monitored", {(): now.observed})
-    plans = {(result,): getattr(now, result) for result in ("changed", "left", "failed")}
+    yield _gauge("lengths_watched", "1 while output lengths are monitored for drift", {(): state.up})
+    yield _gauge("lengths_evidence", "Evidence of drift since the last alarm; 1: none", {(): state.evidence})
+    yield _gauge("lengths_alarm", "Evidence that raises an alarm", {(): 1 / state.false_positive_rate})
+    yield _counter("lengths_observed", "Requests whose lengths were monitored", {(): state.observed})
+    plans = {(result,): getattr(state, result) for result in ("changed", "unchanged", "failed")}
     yield _counter("plans", "Schedules replanned after drift, by result", plans, "result")
 
 

@@ -248,7 +248,7 @@ class Telemetry(Listeners):
         now = self._statistics()
         slots = now.running
         if not now.waiting:
-            caps = [_UNLIMITED_SLOTS if worker.cap is None else worker.cap for worker in now.workers if worker.up]
+            caps = [_UNLIMITED_SLOTS if worker.limit is None else worker.limit for worker in now.workers if worker.up]
             slots = max(sum(caps), slots)
         if slots:
             self.regret.set_max_num_seqs(self._clock(), slots)

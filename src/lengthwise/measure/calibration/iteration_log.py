@@ -53,7 +53,7 @@ class Iterations:
 
 
 def read_iterations(path: Path | str) -> Iterations:
-    """Read the steps, except of no tokens or no request ("dummy"), in a log of vLLM; raise InputError below 20."""
+    """Read a vLLM log's steps but dummy and empty ones; raise InputError if fewer than MIN_STEPS remain."""
     try:
         text = Path(path).read_text("utf-8", errors="replace")
     except OSError as error:
@@ -82,7 +82,7 @@ def of_year_s(at: datetime) -> float:
 
 
 def in_cells(log: Iterations) -> Iterations:
-    """Return medians over similar steps: equal prompts, tokens and sequences within 9 %, KV cache within 19 %."""
+    """Merge steps of equal prompts, tokens and sequences within 9 %, KV within 19 %: median of seconds, means else."""
 
     def octaves(values: Floats, cells: int) -> Floats:
         """Return 0 for 0, and ``cells`` cells an octave above; each integer below 8 is a cell of its own."""

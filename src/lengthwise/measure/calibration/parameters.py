@@ -55,7 +55,7 @@ def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tup
     """Return the parameters of a deployment; communication only where GPUs talk to each other."""
     # ``logged``: a log of iterations, whose clock sees less of the host, is fitted; ``masked``: look for dense masks.
     cost, parallel = deployment.cost, deployment.parallel
-    step_s, sequence_s = host_line(cost.host_s)
+    step_s, sequence_s = linear_host_cost(cost.host_s)
     found = []
     for name, parts in PARTS.items():
         if name == "comm" and parallel.tp == parallel.pp == 1:
@@ -80,9 +80,9 @@ def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tup
 
 
 def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
-    """Return the tables with scaled parts and the given host line and front; parts that ``values`` omits stay."""
+    """Return the tables with scaled parts and the CPU's and the front's times replaced; what ``values`` omits stays."""
     work, comm = values.get("work", 1.0), values.get("comm", 1.0)
-    step_s, sequence_s = host_line(cost.host_s)
+    step_s, sequence_s = linear_host_cost(cost.host_s)
     seqs = np.arange(len(cost.host_s))
     residual_s = cost.host_s - (step_s + sequence_s * seqs)  # what the line leaves stays on top of the new one
     host_s = values.get("host_step", step_s) + values.get("host_sequence", sequence_s) * seqs + residual_s
@@ -101,8 +101,8 @@ def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
     )
 
 
-def host_line(host_s: Floats) -> tuple[float, float]:
-    """Return intercept and slope of the host's seconds over sequences from one on."""
+def linear_host_cost(host_s: Floats) -> tuple[float, float]:
+    """Fit the CPU's seconds of a step as a line in its sequences (1 and more); return intercept and slope."""
     if len(host_s) < 3:
         return float(host_s[-1]), 0.0
     seqs = np.arange(1, len(host_s))

@@ -11,7 +11,7 @@ from lengthwise.measure.calibration import iteration_log
 from lengthwise.measure.calibration.busy_periods import BusyPeriods, busy_periods_of, counters_of
 from lengthwise.measure.calibration.iteration_log import MIN_STEPS, Iterations
 from lengthwise.measure.calibration.measured_runs import BLOCKS, Run
-from lengthwise.measure.calibration.parameters import host_line
+from lengthwise.measure.calibration.parameters import linear_host_cost
 from lengthwise.measure.calibration.result import METRICS
 from lengthwise.schema.cost_tables import MERGED, CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment
@@ -104,7 +104,7 @@ def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deplo
     period, steps, kinds = kinds_of(found, deployment)
     each = step_parts(kinds, deployment)
     parts = {name: _sum_by_period(period, steps * seconds, len(found)) for name, seconds in each.items()}
-    step_s, sequence_s = host_line(deployment.cost.host_s)
+    step_s, sequence_s = linear_host_cost(deployment.cost.host_s)
     seqs = kinds.prefill_seqs + kinds.decode_seqs
     rest_s = _row(deployment.cost.host_s, seqs) - step_s - sequence_s * seqs
     parts["rest"] = _sum_by_period(period, steps * rest_s, len(found))

@@ -82,7 +82,7 @@ const sections = (() => {
       const card = put(make("li"), put(make("div", "head"), make("h3", "", w.name), make("span", `badge ${w.up ? "" : "down"}`, state)));
       card.append(make("p", "model", [w.kind, ...w.models].filter(Boolean).join(" · ") || "unknown"));
       if (w.cause) card.append(make("p", "cause", w.cause));
-      card.append(gauge("in flight / limit", `${w.in_flight} / ${w.cap ?? "–"}`, w.cap ? w.in_flight / w.cap : 0));
+      card.append(gauge("in flight / limit", `${w.in_flight} / ${w.limit ?? "–"}`, w.limit ? w.in_flight / w.limit : 0));
       if (w.kv_used !== null) card.append(gauge("KV cache", percent(w.kv_used), w.kv_used, w.kv_used > 0.9 ? "high" : "kv"));
       const facts = [];
       if (w.running !== null) facts.push(`runs ${charts.short(w.running)}`);
@@ -101,14 +101,14 @@ const sections = (() => {
     const p = now.phases, f = now.follows;
     const facts = [`B_E = ${p.prefill_batch}`, `N_D = ${p.decode_steps}`];
     if (p.decode_batch !== null) facts.push(`decode batch ${charts.short(p.decode_batch)} on average`);
-    if (p.max_in_flight !== null) facts.push(`at most ${p.max_in_flight} in flight per engine`);
+    if (p.max_requests !== null) facts.push(`at most ${p.max_requests} in flight per engine`);
     if (p.threshold !== null) facts.push(`batches resized within ${percent(p.threshold)} of ${charts.short(p.mean_prompt_tokens)} prompt tokens per request`);
     $("schedule-now").textContent = facts.join(" · ");
     $("schedule-follows").textContent = !f ? "The schedule is fixed: it does not follow the output lengths."
       : !f.up ? `The schedule no longer follows the output lengths: ${f.error}.`
       : f.alarm === null ? "Drift detection of output lengths has not started."
       : `${many(f.observed, "request")} observed: evidence of drift ${charts.short(f.evidence)}; an alarm needs ${charts.short(f.alarm)}. ` +
-        `Schedule changed ${many(f.changed, "time")}, retained ${many(f.left, "time")}, replanning failed ${many(f.failed, "time")}.` +
+        `Schedule changed ${many(f.changed, "time")}, retained ${many(f.unchanged, "time")}, replanning failed ${many(f.failed, "time")}.` +
         (f.last.length ? ` Latest event, ${seconds(f.last_ago_s)} ago:` : "");
     $("schedule-events").replaceChildren(...(f ? f.last : []).map((text) => make("li", "muted", text)));
   }

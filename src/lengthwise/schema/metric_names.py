@@ -1,0 +1,73 @@
+"""Names of metrics: the home of their keys, aliases, labels, units and directions.
+
+A name is a latency with a statistic ("ttft.p99", "jct.mean") or a key alone ("requests_per_s"). Fields of records and
+summaries add the unit: "ttft_s".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LESS, MORE, NEITHER = -1, 1, 0  # which direction is better
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # those that are always reported
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric; ``unit`` is that of its numbers, "share" one of 0 to 1, and ``better`` a direction."""
+
+    key: str
+    label: str
+    unit: str = "s"
+    better: int = LESS
+    title: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+def _by_key(*metrics: Metric) -> dict[str, Metric]:
+    return {metric.key: metric for metric in metrics}
+
+
+LATENCIES = _by_key(
+    Metric("ttft", "TTFT", title="Time to first token (TTFT)"),
+    Metric("tpot", "TPOT", title="Time per output token (TPOT)"),
+    Metric("tbt", "TBT", title="Time between tokens (TBT)", aliases=("itl",)),
+    Metric("jct", "JCT", title="Job completion time (JCT)", aliases=("e2e", "e2el", "e2e_latency", "request_latency")),
+    Metric("queueing_delay", "Queueing", title="Queueing delay", aliases=("delay", "queueing")),
+    Metric("normalized_latency", "Latency/token", title="Latency per token"),
+)
+OTHERS = _by_key(
+    Metric("within_slo", "Within SLO", "share", MORE),
+    Metric("served", "Served", "share", MORE),
+    Metric("requests_per_s", "Requests", "1/s", MORE),
+    Metric("output_tokens_per_s", "Output tokens", "1/s", MORE),
+    Metric("goodput", "Goodput", "1/s", MORE),
+    Metric("usd_per_thousand_requests", "Per 1,000 requests", "usd"),
+    Metric("usd_per_million_output_tokens", "Per M output tokens", "usd"),
+    Metric("batch_seqs", "Batch", "seqs", NEITHER),
+    Metric("energy_j_per_output_token", "Energy/output token", "J"),
+    Metric("power_w", "Power", "W"),
+    Metric("mfu", "MFU", "share", NEITHER),
+    Metric("mbu", "MBU", "share", NEITHER),
+    Metric("kv_utilization", "KV cache in use", "share", NEITHER),
+    Metric("busy_share", "Busy", "share", NEITHER),
+    Metric("preemptions_per_request", "Preemptions/request", ""),
+)
+ALIASES = {alias: metric.key for metric in LATENCIES.values() for alias in metric.aliases}
+
+
+def split(name: str) -> tuple[str, str]:
+    """Return the key, with aliases replaced, and the statistic of a name; "" if it has none."""
+    key, _, statistic = name.partition(".")
+    return ALIASES.get(key, key), statistic
+
+
+def is_quantile(statistic: str) -> bool:
+    """Return whether a statistic is a quantile's name, such as "p99" or "p99.9"."""
+    return bool(re.fullmatch(r"p\d+(\.\d+)?", statistic)) and 0 < float(statistic[1:]) < 100
+
+
+def quantile_level(statistic: str) -> float:
+    """Return the level of a quantile's name ("p99": 0.99)."""
+    return float(statistic[1:]) / 100
