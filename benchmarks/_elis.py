@@ -170,7 +170,7 @@ def over_cells(of: Tables, policy_name: str, predictor: str) -> dict[str, float]
     known = [c for c in cells if not math.isnan(c["gap_closed"].value)]
 
     def mean(metric: str, some: list[Any]) -> float:
-        return float(f"{np.mean([c[metric].value for c in some]):.4g}")
+        return float(f"{np.mean([c[metric].value for c in some]):.6g}")
 
     tails = {"p99_over_fcfs": mean("jct.p99/fcfs", cells), "p99_over_oracle": mean("jct.p99/oracle", cells)}
     by_load = {f"gap_closed_{load:g}x": mean("gap_closed", [c for c in known if c.load == load]) for load in LOADS}

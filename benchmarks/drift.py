@@ -70,8 +70,7 @@ def recorded(folder: Path, shuffles: int) -> Rows:
     def alarms(rows: np.ndarray, every: int, seed: int = 0) -> int:
         task = TaskLengths.from_samples(*rows[:planned].T)
         watcher = Watcher(task, planned, Monitor(RATE, every=every, seed=seed))
-        pairs = enumerate(rows[planned:].tolist())
-        return sum(watcher.observe(*pair, float(at)) is not None for at, pair in pairs)
+        return sum(watcher.observe(*pair, float(at)) is not None for at, pair in enumerate(rows[planned:].tolist()))
 
     for name, file in TRACES.items():
         if not (folder / file).exists():

@@ -37,8 +37,7 @@ def command_s(repeats: int, model: str, *, expected: str, fails: bool = False) -
     # Warm includes Python's byte code, which exists after any first run.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as scratch:
-        scenario = Path(scratch) / "s.toml"
-        scenario.write_text(SCENARIO)
+        (scenario := Path(scratch) / "s.toml").write_text(SCENARIO)
         words = ["simulate", str(scenario), "--set", f"deployment.model={model}", "--json", "-"]
         for _ in range(repeats + 1):
             before_s = sum(os.times()[2:4])  # of child processes

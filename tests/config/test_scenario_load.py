@@ -90,7 +90,7 @@ def test_yaml_is_equivalent_to_toml():
 workload: {isl: 512, osl: 128, qps: 4e0, num_prompts: 50}
 deployment: {model: llama-3-8b, hardware: H100, tensor_parallel_size: 2}
 engine: {max-num-seqs: 64, chunk_size: 512}
-slo: {ttft_ms: 200, itl: 50ms, e2e: 30}
+slo: {ttft_ms: 200, tpot: 50ms, e2e: 30}
 run: {warmup: 1min}
 """
     assert config.loads(text, suffix=".yaml") == config.loads(SMALL)

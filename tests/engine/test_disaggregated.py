@@ -157,7 +157,7 @@ def test_littles_law_holds_for_the_decode_side():
 
 
 @policy.router
-def lost(sequence):
+def lost(request_number):
     return 7
 
 

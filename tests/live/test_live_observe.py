@@ -213,7 +213,7 @@ def test_an_observing_gateway_reports_its_mode_and_its_engines(day):
     assert "mode observe (requests pass unchanged and unordered)" in day.head
     assert re.search(r"engine +\S+ +vllm +m +up", day.head)
     assert "<html" in day.page
-    assert "lengthwise_regret_seconds" in day.metrics
+    assert "lengthwise_requests_total" in day.metrics
 
 
 @pytest.mark.engine

@@ -172,6 +172,19 @@ def test_elis_reforms_its_batch_after_fifty_steps_or_a_completion(engine):
     assert ends.preemptions.tolist() == [0, 0, 0]
 
 
+def test_elis_routes_to_the_replica_with_the_fewest_requests_and_evicts_the_lowest_priority(engine):
+    """Long and short requests alternate: in turn, one replica would get all long ones."""
+    elis = policy.scheduler("elis")
+    assert (elis.router, elis.victim) == ("least_outstanding", "longest_remaining")
+    rows = requests(*[(10.0 * k, 4, 100 if k % 2 == 0 else 5) for k in range(12)])
+    by_load, in_turn = (
+        run(rows, dataclasses.replace(place(1, **axes), parallel=Parallelism(replicas=2)), engine)
+        for axes in (dataclasses.asdict(elis), dataclasses.asdict(elis) | {"router": "round_robin"})
+    )
+    jct_s = [(one.finished_s - one.arrival_s).mean() for one in (by_load, in_turn)]
+    assert jct_s[0] < 0.8 * jct_s[1]
+
+
 def test_elis_repredicts_at_every_window(engine):
     """Who looked short at first and turns out long gives way at the next window."""
     made = Predictions(50, np.array([0, 3, 4]), np.array([20.0, 160.0, 160.0, 30.0]), np.ones(4))

@@ -39,7 +39,8 @@ _AXES: dict[str, dict[str, Any]] = {
     "srtf": {"rank": "srtf", **_BY_LENGTH, "preemption_mode": "swap", "preemption": "by_rank"},
     "isrtf": {"rank": "srtf", **_BY_LENGTH, "preemption": "worth(factor=100)"},
     "elis": {
-        "rank": "srtf", "batching": "windowed", "memory": "paged", "preemption": "by_rank", "max_wait_s": MAX_WAIT_S,
+        "rank": "srtf", "victim": "longest_remaining", "batching": "windowed", "memory": "paged",
+        "preemption": "by_rank", "router": "least_outstanding", "max_wait_s": MAX_WAIT_S,
     },
     "gittins": {"rank": "gittins", **_BY_LENGTH, "preemption": "worth(factor=100)"},
     "hrrn": {"rank": "hrrn", **_PAGED_V1},

@@ -223,9 +223,14 @@ def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """Static batches that fit in memory, as schedules by size; latencies are from the prefill to the last token."""
+    """Static batches that fit in memory, as schedules by size; latencies are from the prefill to the last token.
+
+    Latencies of ``rows`` are those of outputs of maximum length, ``quantile_latency_s`` those at the quantile of the
+    output length that latency bounds are for.
+    """
 
     rows: tuple[ScheduleRow, ...]
+    quantile_latency_s: tuple[float, ...] = ()
 
     def best(self, bound_s: float) -> ScheduleRow | None:
         """Return the batch of the highest throughput that meets a bound; None: none does."""
@@ -241,8 +246,9 @@ class StaticBatches:
         return tuple(FrontPoint(best[i].latency_s, best[i]) for i in thinned(latency_s, rps[rps > before], [at_s]))
 
     def bounds_s(self, quantiles: tuple[float, ...] = (0.1, 0.3, 0.7)) -> tuple[float, ...]:
-        """Return quantiles of the latencies over batches in multiples of four, which ExeGPT takes for bounds."""
-        latency_s = [row.latency_s for row in self.rows if row.prefill_batch % MULTIPLE == 0]
+        """Return quantiles of ``quantile_latency_s`` over batches in multiples of four: ExeGPT (section 7.1)."""
+        pairs = zip(self.rows, self.quantile_latency_s, strict=True)
+        latency_s = [seconds for row, seconds in pairs if row.prefill_batch % MULTIPLE == 0]
         return tuple(np.quantile(latency_s, quantiles).tolist()) if latency_s else ()
 
 
@@ -268,7 +274,10 @@ def static_batches(estimator: Estimator) -> StaticBatches:
     seqs = (batch / parts)[:, None] + np.zeros(steps)
     kv_tokens = seqs * (setting.task.mean_prompt_tokens + np.arange(1, steps + 1))
     total, slowest = _pass_s(setting, layout, seqs, kv_tokens, prefill=False)
-    decode_s = np.maximum(total, parts[:, None] * slowest).sum(axis=1)
+    iteration_s = np.maximum(total, parts[:, None] * slowest)
+    decode_s, level = iteration_s.sum(axis=1), setting.assumptions.level
+    quantile_steps = setting.task.output_quantile(level) - setting.assumptions.prefill_output_tokens
+    quantile_latency_s = prefill_s + iteration_s[:, :quantile_steps].sum(axis=1)
     rows = []
     for at, latency_s in enumerate((prefill_s + decode_s).tolist()):
         row = ScheduleRow(
@@ -289,7 +298,7 @@ def static_batches(estimator: Estimator) -> StaticBatches:
             memory_share=float(share[at]),
         )
         rows.append(row)
-    return StaticBatches(tuple(rows))
+    return StaticBatches(tuple(rows), tuple(quantile_latency_s.tolist()))
 
 
 def _widest_layout(setting: Setting) -> tuple[int, Layout]:

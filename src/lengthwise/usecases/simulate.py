@@ -14,6 +14,7 @@ from lengthwise.cost import model_error
 from lengthwise.metrics import Extrapolation, Slo, Summary
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import noted
 from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
 from lengthwise.search.workers import available_cpus, threads
@@ -73,6 +74,7 @@ class VariantOutcome:
             *(f"{one.description}." for one in self.out_of_range),
             front_note(cost, sent_rps(self.records)),
             unchecked_tables_note(self.variant.scenario),
+            preemption_note(self.variant.deployment.scheduler, self.records),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -84,6 +86,17 @@ class VariantOutcome:
             )
             notes.append(f"The cost model's own error is not in the intervals: {reason}.")
         return tuple(note for note in notes if note)
+
+
+def preemption_note(scheduler: Scheduler, records: Records) -> str:
+    """Return a warning if requests were preempted by rank alone, whatever that costs; "" otherwise."""
+    count = int(records.requests.preemptions.sum())
+    if scheduler.preemption != "by_rank" or not count:
+        return ""
+    return (
+        f"{count:,} preemptions: preemption by_rank ignores what swapping and recomputing cost, which near capacity "
+        'can exceed the gain. Compare with preemption = "worth(factor=1)".'
+    )
 
 
 def measured_of(outcome: VariantOutcome) -> Measured:

@@ -71,7 +71,6 @@ class World:
             speed = 60.0 + 22.0 * running if up and running else None
             self.states.append(WorkerState(name, (MODEL,), up, tokens_per_s=speed, signals=signals))
         self.scheduler.workers(self.now_s, self.states)
-        self.telemetry.update_slots()
 
     def live(self, seconds: float, rate_rps: float, seed: int = 0) -> World:
         """Traffic for so long: engines make a token every 30 ms for each of their requests."""

@@ -109,7 +109,7 @@ def test_a_full_engine_queue_is_no_failure():
     made.queue_full(0.5, "w", 3)
     assert made.position(3) == 0, "back to its place, before those who came later"
     assert sent(made.schedule(0.5)) == [], "the cap is what the engine took"
-    assert made.statistics(0.5).workers[0].cap == 3
+    assert made.statistics(0.5).workers[0].limit == 3
     made.left(0.7, 0)
     assert sent(made.schedule(0.7)) == [3]
 

@@ -51,11 +51,22 @@ def scraped(t: Telemetry) -> dict[str, dict[tuple, float]]:
     return found
 
 
-def test_an_uncapped_engine_has_no_cap_and_a_shadow_with_slots_for_all() -> None:
+def test_an_engine_without_a_limit_has_no_limit_metric() -> None:
     t = telemetry(statistics=lambda: NO_CAP)
     assert scraped(t)["lengthwise_worker_limit"] == {(("worker", 'b"\n'),): 8}
-    t.update_slots()
-    assert t.regret.max_num_seqs > 10_000
+
+
+def test_the_estimated_change_is_exported_with_its_interval() -> None:
+    t = telemetry()
+    assert "lengthwise_jct_change_ratio" not in scraped(t)
+    mean = {"value": -0.2, "low": -0.3, "high": None}
+    t.metrics.gain = lambda: {"orders": [{"name": "srtf", "mean": mean}]}
+    assert scraped(t)["lengthwise_jct_change_ratio"] == {
+        (("bound", "low"), ("order", "srtf")): -0.3,
+        (("bound", "value"), ("order", "srtf")): -0.2,
+    }
+    t.metrics.gain = lambda: None
+    assert "lengthwise_jct_change_ratio" not in scraped(t)
 
 
 def test_everything_reported_is_read_back() -> None:

@@ -74,7 +74,7 @@ _SECURITY_HEADERS = [
 
 
 class AdminApp:
-    """ASGI app; as an async context manager it samples the queue and, in mode "observe", estimates the gain."""
+    """ASGI app; as an async context manager it samples the queue and estimates what an order gains."""
 
     def __init__(
         self,
@@ -88,10 +88,11 @@ class AdminApp:
         clock: Clock = monotonic,
     ) -> None:
         self._own_monitor = None
-        if monitor is None and config.order.mode == "observe":
+        if monitor is None:
             record = Record()
             telemetry.traces.subscribe(record.append)
             monitor = self._own_monitor = Monitor(record, config.order)
+        telemetry.metrics.gain = lambda: monitor.found
         self.state = State(config, driver, fleet, length_predictor, telemetry, monitor, clock)
         self._host_name = config.listen.admin_host
         self._registry = telemetry.metrics.registry()

@@ -14,12 +14,12 @@ import numpy as np
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.length_prediction import LengthPredictor
-from lengthwise.gateway.observe import Monitor
+from lengthwise.gateway.observe import MAX_ERROR, Monitor
 from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
-from lengthwise.gateway.telemetry import Pair, Row, Telemetry
+from lengthwise.gateway.telemetry import Row, Telemetry
 from lengthwise.statistics import Floats, bootstrap_half_width, circular_blocks
 
 WINDOW_S = 600.0
@@ -150,41 +150,36 @@ _MIN_BEYOND = 5  # requests beyond a quantile that its interval needs
 class Policies:
     """Rows of the table of policies over requests of the last ``window_s``, recomputed at most every ``interval_s``."""
 
-    def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S) -> None:
-        self._clock, self._window_s, self._interval_s = clock, window_s, interval_s
+    def __init__(self, clock: Clock, *, interval_s: float = POLICY_INTERVAL_S) -> None:
+        self._clock, self._interval_s = clock, interval_s
         self._computed_s = -math.inf
         self._measured: list[dict[str, Any]] = []
 
-    def rows(self, mode: str, pairs: Sequence[Pair], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    def rows(self, mode: str, recent: Sequence[Row], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS."""
         now_s = self._clock()
         if now_s - self._computed_s >= self._interval_s:
             self._computed_s = now_s
-            recent = [pair for pair in pairs if pair.finished_s >= now_s - self._window_s][-MAX_POLICY_REQUESTS:]
-            self._measured = measured(mode, recent)
+            finished = [row for row in recent if row.outcome == Outcome.FINISHED][-MAX_POLICY_REQUESTS:]
+            self._measured = measured(mode, finished)
         return self._measured + simulated(found)
 
 
-def measured(mode: str, pairs: Sequence[Pair], *, seed: int = 0) -> list[dict[str, Any]]:
-    """Return the rows of the real order and of the shadow FCFS queue over the same requests."""
-    if not pairs:
+def measured(mode: str, rows: Sequence[Row], *, seed: int = 0) -> list[dict[str, Any]]:
+    """Return the row of the requests as they were served."""
+    if not rows:
         return []
-    columns = np.array([pair[1:] for pair in pairs]).T.copy()
-    n = len(pairs)
+    n = len(rows)
+    columns = np.array([(row.jct_s, row.queued_for_s) for row in sorted(rows, key=lambda row: row.arrival_s)]).T.copy()
     values = _statistics(columns)
-    samples = np.full((4, 2, 4), math.nan)
+    samples = np.full((2, 2, 4), math.nan)
     if n >= MIN_INTERVAL_REQUESTS:  # a block bootstrap whose blocks wrap around
         starts = np.random.default_rng(seed).integers(0, n, (_DRAWS, _BLOCKS))
         samples = _statistics(columns[:, circular_blocks(starts, -(-n // _BLOCKS), n)])
     samples[..., [False, *(n * (1 - q) < _MIN_BEYOND for q in QUANTILES)]] = math.nan
     half = bootstrap_half_width(samples, _BLOCKS, 0.95, axis=1)
     intervals = np.stack([values, np.maximum(values - half, 0.0), values + half], axis=-1)
-    real = _row("had", mode, n, intervals[0], intervals[1])
-    for name, column in (("mean_change", 0), ("p99_change", 3)):
-        log_ratio = math.log(values[0, column] / values[2, column])
-        half_log = bootstrap_half_width(np.log(samples[0, :, column] / samples[2, :, column]), _BLOCKS, 0.95)
-        real[name] = [math.expm1(log_ratio + sign * half_log) for sign in (0, -1, 1)]
-    return [real, _row("shadow", "fcfs", n, intervals[2], intervals[3])]
+    return [_row("served", mode, n, intervals[0], intervals[1])]
 
 
 def _statistics(columns: Floats) -> Floats:
@@ -211,6 +206,24 @@ def simulated(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     return rows
 
 
+def change_against_fcfs(mode: str, found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the simulated change of the mean JCT by the mode's order (by srtf in modes that are not simulated)."""
+    orders = {order["name"]: order for order in found["orders"]} if found else {}
+    if found is None or not orders:
+        return None
+    in_use = mode in orders
+    order, observed_s = orders[mode if in_use else "srtf"], found["observed_jct_s"]
+    return {
+        **order["mean"],
+        "order": order["name"],
+        "in_use": in_use,
+        "requests": found["requests"],
+        "jct_s": order["mean_jct_s"],
+        "fcfs_s": found["fcfs_jct_s"],
+        "is_known": not in_use or abs(order["mean_jct_s"] / observed_s - 1) <= MAX_ERROR,
+    }
+
+
 def _row(kind: str, name: str, count: int, jct: Any, queue: Any) -> dict[str, Any]:
     unknown = {"mean_change": None, "p99_change": None}
     return {"kind": kind, "name": name, "count": count, "jct": jct, "queue": queue, **unknown}
@@ -234,16 +247,15 @@ class State:
 
     def __post_init__(self) -> None:
         self.recent = Recent(self.telemetry, self.clock, self.driver.statistics)
-        self._policies, self._started_s = Policies(self.clock, WINDOW_S), self.clock()
+        self._policies, self._started_s = Policies(self.clock), self.clock()
 
     def now(self) -> dict[str, Any]:
         """Return the state; unknown numbers are None."""
         now_s, statistics, rows = self.clock(), self.driver.statistics(), self.recent.rows()
-        mode, metrics, regret = self.config.order.mode, self.telemetry.metrics, self.telemetry.regret
-        num_preempted, until_ago_s = metrics.counts["preemption"] + metrics.counts["window"], now_s - regret.until_s
+        mode, metrics = self.config.order.mode, self.telemetry.metrics
+        num_preempted = metrics.counts["preemption"] + metrics.counts["window"]
         found = self.monitor.found if self.monitor else None
         numbers = {worker.name: worker for worker in statistics.workers}
-        (jct_s, fcfs_s), pairs = regret.recent(), regret.pairs()
         outcomes: Counter[str] = Counter()
         for (outcome, _, _), count in metrics.requests.items():
             outcomes[outcome] += count
@@ -256,13 +268,13 @@ class State:
             "workers": [self._worker(w, numbers.get(w.name), now_s) for w in self.fleet.states()],
             "lengths": lengths(rows),
             "times": times(rows),
-            "policies": self._policies.rows(mode, pairs, found),
-            "regret": dict(zip(_REGRET_FIELDS, (jct_s - fcfs_s, jct_s, fcfs_s, len(pairs), until_ago_s), strict=True)),
+            "policies": self._policies.rows(mode, rows, found),
+            "change": change_against_fcfs(mode, found),
             "samples": {"every_s": SAMPLE_INTERVAL_S, "rows": [(s[0] - now_s, *s[1:]) for s in self.recent.samples]},
             "counts": {"outcomes": outcomes, "preemptions": num_preempted, "failovers": metrics.counts["failed_over"]},
             "troubles": [error | {"ago_s": now_s - error["at_s"]} for error in reversed(self.recent.errors)],
             "length_prediction": self.length_predictor.state() if self.length_predictor else {},
-            "observed": found,
+            "observed": found if mode in ("observe", "fcfs") else None,
             "schedule": self._schedule(now_s),
         }
         plain: dict[str, Any] = _plain(state)
@@ -309,7 +321,6 @@ class State:
         return {"phases": asdict(phases), "follows": follows}
 
 
-_REGRET_FIELDS = ("mean_s", "jct_s", "fcfs_s", "count", "until_ago_s")
 _QUEUE_FIELDS = (
     "waiting", "waiting_bytes", "running", "oldest_wait_s", "backlog_tokens", "backlog_s", "predicted_wait_s",
     "ordering",

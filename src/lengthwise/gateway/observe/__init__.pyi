@@ -1,5 +1,6 @@
 from .gain_monitor import Monitor as Monitor
 from .gain_monitor import Record as Record
+from .ordering_gain import MAX_ERROR as MAX_ERROR
 from .ordering_gain import Change as Change
 from .ordering_gain import Gain as Gain
 from .ordering_gain import OrderGain as OrderGain

@@ -8,8 +8,6 @@ from .journal import from_dict as from_dict
 from .journal import read as read
 from .journal import read_all as read_all
 from .metrics import Metrics as Metrics
-from .metrics import Pair as Pair
-from .metrics import Regret as Regret
 from .telemetry import RequestTrace as RequestTrace
 from .telemetry import RequestTraces as RequestTraces
 from .telemetry import Telemetry as Telemetry

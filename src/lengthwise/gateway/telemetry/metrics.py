@@ -1,16 +1,15 @@
-"""Count requests, compare their order with a shadow FCFS queue, and export Prometheus metrics."""
+"""Count requests, and export Prometheus metrics."""
 
 from __future__ import annotations
 
-import heapq
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
@@ -55,97 +54,6 @@ WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 4
 LENGTHS = tuple(2**k for k in range(18))
 LOG_RATIOS = (-3, -2, -1.5, -1, -0.7, -0.4, -0.2, -0.1, 0, 0.1, 0.2, 0.4, 0.7, 1, 1.5, 2, 3)
 LAGS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-
-
-NUM_RECENT = 2000
-MAX_HELD_BACK = 100_000
-MAX_CHANGES = 10_000
-
-
-class Pair(NamedTuple):
-    """Times of a finished request, real and in the shadow FCFS queue."""
-
-    finished_s: float
-    jct_s: float
-    queued_for_s: float
-    shadow_jct_s: float
-    shadow_waited_s: float
-
-
-class Regret:
-    """Compare the real order with first come, first served (a shadow queue).
-
-    The shadow queue serves every request in order of arrival, for the seconds that it spent at workers. Rows arrive in
-    order of finish; therefore a row is held back until no earlier arrival is live. ``jct_s`` and ``shadow_jct_s`` sum
-    the JCT of ``count`` requests, of which the last arrived at ``until_s`` (NaN before the first).
-    """
-
-    def __init__(self, max_num_seqs: int = 1) -> None:
-        self.max_num_seqs = max_num_seqs
-        self.count = 0
-        self.jct_s = self.shadow_jct_s = 0.0
-        self.until_s = math.nan
-        self._changes: list[tuple[float, int]] = []
-        self._live: dict[int, float] = {}
-        self._held_back: list[tuple[float, int, Row]] = []
-        self._free_at_s: list[float] = []
-        self._recent: deque[Pair] = deque(maxlen=NUM_RECENT)
-
-    def set_max_num_seqs(self, now_s: float, max_num_seqs: int) -> None:
-        """Change the number of slots from now on."""
-        if max_num_seqs != self.max_num_seqs or not self._changes:
-            self.max_num_seqs = max_num_seqs
-            self._changes.append((now_s, max_num_seqs))
-            if len(self._changes) > 2 * MAX_CHANGES:
-                del self._changes[:MAX_CHANGES]
-
-    def on_arrival(self, request_id: int, arrival_s: float) -> None:
-        """Add a live request."""
-        self._live[request_id] = arrival_s
-
-    def finished(self, row: Row) -> None:
-        """Add a finished request."""
-        self._live.pop(row.id, None)
-        heapq.heappush(self._held_back, (row.arrival_s, row.id, row))
-        before_s = next(iter(self._live.values()), math.inf) if len(self._held_back) <= MAX_HELD_BACK else math.inf
-        while self._held_back and self._held_back[0][0] < before_s:
-            self._serve(heapq.heappop(self._held_back)[2])
-
-    def mean_s(self) -> float:
-        """Return the mean real JCT minus the shadow's, over recent requests; NaN before the first."""
-        jct_s, shadow_jct_s = self.recent()
-        return jct_s - shadow_jct_s
-
-    def recent(self) -> tuple[float, float]:
-        """Return the mean JCT of recent requests, (real, under FCFS); NaN before the first."""
-        if not (n := len(self._recent)):
-            return math.nan, math.nan
-        return sum(pair.jct_s for pair in self._recent) / n, sum(pair.shadow_jct_s for pair in self._recent) / n
-
-    def pairs(self) -> list[Pair]:
-        """Return recent requests in order of arrival."""
-        return list(self._recent)
-
-    def _serve(self, row: Row) -> None:
-        if not row.served_s > 0:
-            return
-        # The slots count that were available when the request was really dispatched; the row comes long after.
-        i = bisect_right(self._changes, (row.dispatched_s, 1 << 62)) - 1
-        since_s, max_num_seqs = self._changes[i] if i >= 0 else (-math.inf, self.max_num_seqs)
-        since_s, max_num_seqs = (since_s if i > 0 else -math.inf), max(1, max_num_seqs)
-        free = self._free_at_s
-        while len(free) > max_num_seqs:
-            heapq.heappop(free)
-        is_new_slot = len(free) < max_num_seqs  # an added slot exists from its addition on
-        start_s = max(row.arrival_s, since_s if is_new_slot else heapq.heappop(free))
-        heapq.heappush(free, start_s + row.served_s)
-        if row.outcome == Outcome.FINISHED:
-            waited_s = start_s - row.arrival_s
-            self.count += 1
-            self.until_s = row.arrival_s
-            self.jct_s += row.jct_s
-            self.shadow_jct_s += waited_s + row.served_s
-            self._recent.append(Pair(row.finished_s, row.jct_s, row.queued_for_s, waited_s + row.served_s, waited_s))
 
 
 OTHER = "other"
@@ -240,14 +148,9 @@ class Metrics(Listener):
     """
 
     def __init__(
-        self,
-        statistics: Callable[[], Statistics] | None = None,
-        regret: Regret | None = None,
-        *,
-        mode: str = "",
-        phases: Phases | None = None,
+        self, statistics: Callable[[], Statistics] | None = None, *, mode: str = "", phases: Phases | None = None
     ) -> None:
-        self.statistics, self.regret, self.mode = statistics, regret or Regret(), mode
+        self.statistics, self.mode = statistics, mode
         self.requests: Counter[tuple[str, str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
         self.predictions: Counter[str] = Counter()
@@ -257,6 +160,7 @@ class Metrics(Listener):
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
         self.tracker: Callable[[], ReplanningState] | None = None
+        self.gain: Callable[[], Mapping[str, Any] | None] | None = None  # of the order, as from ``observe.as_json``
         self._models, self._tenants = Labels(MAX_MODELS), Labels(MAX_TENANTS)
 
     def inter_token_s(self, model: str) -> Histogram:
@@ -325,9 +229,6 @@ class Metrics(Listener):
             ("prefix_hits", prefix_hits, c["prefix_hits"]),
             ("prefix_hit_tokens", "Prompt tokens that the chosen engine probably caches", c["prefix_tokens"]),
             ("retries", "Requests retried before any token was sent", c["retried"]),
-            ("shadow_requests", "Requests in the shadow FCFS queue", self.regret.count),
-            ("shadow_fcfs_request_seconds", "Their JCT under FCFS", self.regret.shadow_jct_s),
-            ("shadow_real_request_seconds", "Their real JCT", self.regret.jct_s),
             ("journal_rows", "Rows written to the journal", written),
             ("journal_rows_lost", "Rows that could not be written", lost),
         ):
@@ -339,9 +240,11 @@ class Metrics(Listener):
         for attribute, name, description in _MODEL_HISTOGRAMS:
             histograms = {(model,): getattr(counts, attribute) for model, counts in self.by_model.items()}
             yield _histogram(name, description, histograms, *(("model",) if any(self.by_model) else ()))
-        if not math.isnan(mean_s := self.regret.mean_s()):
-            description = "Mean JCT of recent requests minus that of a shadow FCFS queue; negative: a gain"
-            yield _gauge("regret_seconds", description, {(): mean_s})
+        if self.gain is not None and (found := self.gain()):
+            ends = {(one["name"], end): value for one in found["orders"] for end, value in one["mean"].items()}
+            description = "Simulated relative change of the mean JCT by an order against FCFS; negative: a gain"
+            known = {key: value for key, value in ends.items() if value is not None}
+            yield _gauge("jct_change_ratio", description, known, "order", "bound")
         yield _histogram("event_loop_lag_seconds", "Delay of the event loop", {(): self.lag_s})
         yield _gauge("build_info", "Version and mode", {(version("lengthwise"), self.mode): 1}, "version", "mode")
         yield from self.phases.families()

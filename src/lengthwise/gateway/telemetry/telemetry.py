@@ -1,10 +1,9 @@
-"""Combine the telemetry of a gateway in one listener: traces of live requests, metrics, log, journal, shadow queue."""
+"""Combine the telemetry of a gateway in one listener: traces of live requests, metrics, log, journal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Self
@@ -18,7 +17,7 @@ from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Req
 from lengthwise.gateway.scheduling import Statistics
 from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Journal, Reprediction, Row
-from lengthwise.gateway.telemetry.metrics import Histogram, Metrics, Regret
+from lengthwise.gateway.telemetry.metrics import Histogram, Metrics
 
 MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, which keeps the span covered
 FAILED_OVER = "failed_over"
@@ -159,12 +158,11 @@ def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
     return float(np.interp(output_tokens, length_prediction.quantiles, LEVELS, left=0.0, right=1.0))
 
 
-LAG_INTERVAL_S, SLOTS_EVERY = 0.2, 5
-_UNLIMITED_SLOTS = 1 << 14  # of the shadow queue, where a worker's requests are unlimited
+LAG_INTERVAL_S = 0.2
 
 
 class Telemetry(Listeners):
-    """Metrics, log, journal, traces and the shadow queue of a gateway; an async context manager.
+    """Metrics, log, journal and traces of a gateway; an async context manager.
 
     Uses ``listen.journal``, ``listen.trace`` and ``order.mode`` of the configuration; ``statistics`` returns the
     scheduler's state. ``refusal_subscribers`` are called with reason, rejection, tenant and model of every refusal.
@@ -180,11 +178,9 @@ class Telemetry(Listeners):
         tenants: Sequence[str] = ("anonymous",),
     ) -> None:
         self._tenants = tenants
-        self._statistics, self._clock = statistics, clock
-        self.regret = Regret()
         mode = config.order.mode
         phases = config.dispatch.phases if mode == "rra" else None
-        self.metrics = Metrics(statistics, self.regret, mode=mode, phases=phases)
+        self.metrics = Metrics(statistics, mode=mode, phases=phases)
         self.traces = RequestTraces(self._tenant, self.metrics.inter_token_s)
         self.log = EventLog(clock)
         listen = config.listen
@@ -195,7 +191,7 @@ class Telemetry(Listeners):
         self._detail = ""
         self.refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
         self._stack = contextlib.AsyncExitStack()
-        for on_row in (self.metrics.add_row, self.regret.finished, lambda row: self.log.log_row(row, self._detail)):
+        for on_row in (self.metrics.add_row, lambda row: self.log.log_row(row, self._detail)):
             self.traces.subscribe(on_row)
         if self.journal is not None:
             journal = self.journal
@@ -227,10 +223,6 @@ class Telemetry(Listeners):
         """Return the relay's exchange, within spans where traces are requested."""
         return inner if self.tracing is None else self.tracing.exchange(inner)
 
-    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
-        super().on_arrival(request)
-        self.regret.on_arrival(request.id, request.arrival_s)
-
     def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
         self.metrics.refused_by(reason, self._tenant(tenant), model)
         self.log.refused(reason, rejection, tenant, model)
@@ -241,24 +233,10 @@ class Telemetry(Listeners):
         self._detail = detail
         super().finished(request, outcome, now_s, detail)
 
-    def update_slots(self) -> None:
-        """Give the shadow queue the real concurrency: running requests while others wait, else the workers' caps."""
-        if self._statistics is None:
-            return
-        now = self._statistics()
-        slots = now.running
-        if not now.waiting:
-            caps = [_UNLIMITED_SLOTS if worker.limit is None else worker.limit for worker in now.workers if worker.up]
-            slots = max(sum(caps), slots)
-        if slots:
-            self.regret.set_max_num_seqs(self._clock(), slots)
-
     async def _sample(self) -> None:
-        """Measure the loop's lag, and update the slots every few samples."""
+        """Measure the loop's lag."""
         loop = asyncio.get_running_loop()
-        for number in itertools.count():
-            if number % SLOTS_EVERY == 0:
-                self.update_slots()
+        while True:
             due_s = loop.time() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
             self.metrics.lag_s.add(max(0.0, loop.time() - due_s))

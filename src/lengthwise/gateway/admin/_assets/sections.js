@@ -40,15 +40,18 @@ const sections = (() => {
   function tiles(s) {
     const q = s.queue, last = s.samples.rows[s.samples.rows.length - 1];
     const up = s.workers.some((w) => w.up);
-    const r = s.regret, gain = r.count ? r.mean_s / r.fcfs_s : null;
-    const sure = (s.policies.find((row) => row.mean_change) || { mean_change: [null, null, null] }).mean_change;
+    const c = s.change, known = c && c.is_known && c.value !== null;
+    const interval = known && c.low !== null ? `${signed(c.low)} to ${signed(c.high)}; ` : "";
+    const hint = !c ? "estimated from 200 requests on" : !known ? "the engines do not behave as fitted"
+      : `${interval}simulated on ${many(c.requests, "request")}`;
+    const look = !known || !c.in_use || c.low === null ? "" : c.high < 0 ? "good" : c.low > 0 ? "bad" : "";
     const rows = [
       ["Waiting", charts.short(q.waiting), q.waiting ? `longest ${seconds(q.oldest_wait_s)}` : "queue empty"],
       ["At engines", charts.short(q.running), "requests"],
       ["Estimated wait", up ? seconds(q.predicted_wait_s) : "–", up ? "of a new request" : "no engine is up"],
       ["Backlog", up ? seconds(q.backlog_s) : "–", many(q.backlog_tokens, "token")],
       ["Output", last ? charts.short(last[3]) : "–", "tokens per second"],
-      ["JCT against FCFS", signed(gain), r.count ? `${seconds(r.jct_s)} against ${seconds(r.fcfs_s)}, of ${many(r.count, "request")}, until ${seconds(r.until_ago_s)} ago` : "no finished request", gain < -0.005 && sure[2] !== null && sure[2] < 0 ? "good" : gain > 0.005 && sure[1] > 0 ? "bad" : ""],
+      [c && !c.in_use ? `JCT against FCFS if ${c.order}` : "JCT against FCFS", known ? signed(c.value) : "–", hint, look],
     ];
     $("tiles").replaceChildren(...rows.map(([name, value, hint, look = ""]) =>
       put(make("li"), make("p", "name", name), make("p", `value ${look}`, value), make("p", "hint", hint))));
@@ -142,7 +145,7 @@ const sections = (() => {
   }
 
   const NAMES = { fcfs: "first come, first served", srtf: "shortest predicted remainder first", isrtf: "the same, with preemption", oracle: "known lengths, without preemption" };
-  const KINDS = { had: "as served", shadow: "shadow queue of the same requests", simulated: "simulated on this traffic" };
+  const KINDS = { served: "as served", simulated: "simulated on this traffic" };
   const unit = (s) => (s >= 7200 ? [3600, "h"] : s >= 180 ? [60, "min"] : s >= 1 ? [1, "s"] : [0.001, "ms"]);
   // A value over its interval, both in the unit of the value.
   function estimate([value, low, high], [size, name], show) {
@@ -153,11 +156,10 @@ const sections = (() => {
   const time = (one) => estimate(one, unit(one[2] ?? one[0]), (v) => `${v >= 99.5 ? Math.round(v) : +v.toPrecision(2)}`);
   const change = (one) => (one ? estimate(one, [0.01, "%"], (v) => `${v > 0 ? "+" : v < 0 ? "−" : ""}${Math.abs(v).toFixed(Math.abs(v) < 9.95 ? 1 : 0)}`) : make("td", "", "–"));
   function policies(s) {
-    const rows = s.policies, had = rows.find((row) => row.kind === "had");
+    const rows = s.policies, served = rows.find((row) => row.kind === "served");
     $("policies-section").hidden = !rows.length;
-    $("policies-note").textContent = (had ? `The last ${many(had.count, "request")} that arrived before every unfinished request, ` +
-      `until ${seconds(s.regret.until_ago_s)} ago: as served in mode ${had.name}, and as an FCFS queue of the same speed would have served them. ` : "") +
-      "Below each number: its 95 % interval. JCT: from arrival to the last token. Queue: time in the gateway's queue; time in an engine's queue counts in the JCT only.";
+    $("policies-note").textContent = (served ? `The last ${many(served.count, "request")} as served in mode ${served.name}; below, all orders simulated on engines fitted to the traffic. ` : "") +
+      "Below each number: its interval. JCT: from arrival to the last token. Queue: time in the gateway's queue; time in an engine's queue counts in the JCT only.";
     const groups = [["", 1], ["JCT", 4], ["queue", 4], ["change against FCFS", 2]].map(([text, span]) => {
       const cell = make("th", "group", text);
       cell.colSpan = span;
