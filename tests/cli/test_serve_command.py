@@ -270,6 +270,12 @@ def test_a_cap_on_an_engine_that_should_have_none_is_warned_about(mode):
     assert notices(reported.GatewayConfig((reported.Engine("http://a:1", concurrency=4),))) == []
 
 
+@pytest.mark.parametrize("mode", ["windowed", "isrtf"])
+def test_a_mode_that_was_slower_than_fcfs_is_warned_about(mode):
+    config = reported.GatewayConfig((reported.Engine("http://a:1"),), order=reported.Order(mode=mode))
+    assert any("slower than fcfs" in text for text in notices(config)) is (mode == "windowed")
+
+
 def test_an_engine_in_development_mode_is_warned_about():
     import asyncio
 

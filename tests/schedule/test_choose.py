@@ -198,13 +198,13 @@ def test_a_quantile_of_its_own(opt, four_a40, opt_tables, summaries):
 def test_runs_of_one_split_cover_every_batch_once(opt_estimator):
     side = SearchSpace(opt_estimator, Strategy.WAA_M, 2, worst_case=True)
     seen = {
-        (int(first + k), int(micro), int(group)) for first, length, micro, group in side._runs for k in range(length)
+        (int(first + k), int(micro), int(group)) for first, length, micro, group in side.runs for k in range(length)
     }
-    assert len(seen) == side.size == int(side._runs[:, 1].sum())
+    assert len(seen) == side.size == int(side.runs[:, 1].sum())
     split = opt_estimator.estimate(
-        side.columns(np.array([(k, run) for run, row in enumerate(side._runs) for k in range(row[1])]))
+        side.columns(np.array([(k, run) for run, row in enumerate(side.runs) for k in range(row[1])]))
     ).prefill_gpus
-    begin = np.cumsum([0, *side._runs[:, 1]])
+    begin = np.cumsum([0, *side.runs[:, 1]])
     assert all(len(set(split[a:b].tolist())) == 1 for a, b in pairwise(begin))
 
 

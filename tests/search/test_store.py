@@ -163,7 +163,7 @@ def test_a_lasting_lock_is_reported(tmp_path, monkeypatch):
 
 def test_a_newer_format_is_not_touched(tmp_path):
     with Store.open(tmp_path) as store:
-        store._connection.execute("PRAGMA user_version = 99")
+        store.connection.execute("PRAGMA user_version = 99")
     with pytest.raises(InputError, match="has format 99, this lengthwise knows up to 1"):
         Store.open(tmp_path)
 

@@ -64,7 +64,7 @@ def met(fault, check=None, **fields):
             got = await ask(session, server, **fields)
             if check:
                 await check(session, server)
-            if not server.up or server._dying:
+            if not server.up or server.dying:
                 await server.restart()
             well = await ask(session, server)
             assert (well.status, well.tokens, well.error) == (200, 12, None)
@@ -99,7 +99,7 @@ def test_in_the_middle_and_after_the_last_token(kind):
 
 def test_a_dead_engine_listens_no_more():
     async def check(session, server):
-        await server._dying
+        await server.dying
         with pytest.raises(aiohttp.ClientConnectorError):
             await session.get(f"{server.url}/health")
 

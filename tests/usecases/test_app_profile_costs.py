@@ -76,4 +76,4 @@ def test_calibration_finds_an_engine_that_is_far_slower_than_its_roofline(tmp_pa
     assert after < before / 3
     assert before > 0.5
     assert requests >= 100
-    assert not own._running
+    assert not own.running

@@ -93,7 +93,7 @@ def test_real_processes_are_started_put_to_sleep_woken_and_stopped(tmp_path):
     own = launcher(tmp_path)
     found = switch_seconds(own, ModelPlan(0, GPU), (0,), times=2, now_s=clock)
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 2)
-    assert not own._running
+    assert not own.running
     assert len(list((tmp_path / "logs").iterdir())) == 2
     num_running = switch_seconds(launcher(tmp_path, sleeps=False), ModelPlan(1, GPU), (0,), times=1, now_s=clock)
     assert num_running["wake_s"] == ()

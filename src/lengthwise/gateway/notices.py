@@ -38,6 +38,11 @@ def notices(config: GatewayConfig) -> list[str]:
         )
     if order.mode == "observe" and listen.journal is None:
         found.append("observe writes no journal: add --journal FILE to evaluate a whole day with serve --report FILE")
+    if order.mode == "windowed":
+        found.append(
+            "mode windowed ends requests and sends them again at every window: on engines that recompute their prompts "
+            "it was slower than fcfs. Use isrtf, which preempts only where that pays"
+        )
     limited = [engine.name or engine.display_url for engine in config.engines if engine.concurrency is not None]
     limited += ["[discovery.engine]"] if config.discovery.engine.concurrency is not None else []
     if order.mode in PASSTHROUGH_MODES and limited:

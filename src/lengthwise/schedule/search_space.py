@@ -58,7 +58,7 @@ class SearchSpace:
         self._estimator, self._worst_case = estimator, worst_case
         self._prefill_gpus, self._max_num_seqs = prefill_gpus, max_num_seqs
         self._known: dict[Place, tuple[float, float]] = {}
-        self._runs = np.zeros((0, 4), dtype=np.int64)
+        self.runs = np.zeros((0, 4), dtype=np.int64)
         """[runs, 4] first batch, number of batches, micro-batches and groups of each run of WAA."""
         self.infeasible_reason, self.size, self.evaluated = "", 0, 0
         self.variables: tuple[Variable, ...] = ()
@@ -73,12 +73,12 @@ class SearchSpace:
             )
             self.size = max_batch * longest * len(found)
         elif max_batch:
-            self._runs = self._runs_of_one_split(found, max_batch)
+            self.runs = self._runs_of_one_split(found, max_batch)
             self.variables = (
-                Variable("prefill_batch", tuple(range(int(self._runs[:, 1].max())))),
-                Variable("run", tuple(range(len(self._runs))), rising=None),
+                Variable("prefill_batch", tuple(range(int(self.runs[:, 1].max())))),
+                Variable("run", tuple(range(len(self.runs))), rising=None),
             )
-            self.size = int(self._runs[:, 1].sum())
+            self.size = int(self.runs[:, 1].sum())
 
     def perf(self, points: Ints) -> Perf:
         """Return the performance of points; each is estimated once."""
@@ -105,7 +105,7 @@ class SearchSpace:
         """Return [n] whether points are schedules, not places beyond the end of a run."""
         if self.strategy is Strategy.RRA:
             return np.ones(len(points), dtype=np.bool_)
-        return np.asarray(points[:, 0] < self._runs[points[:, 1], 1])
+        return np.asarray(points[:, 0] < self.runs[points[:, 1], 1])
 
     def estimates(self, points: Ints) -> Estimates:
         """Return all estimates of points."""
@@ -116,7 +116,7 @@ class SearchSpace:
         """Return points as control variables."""
         if self.strategy is Strategy.RRA:
             return self._columns(*points.T)
-        run = self._runs[points[:, 1]]
+        run = self.runs[points[:, 1]]
         return self._columns(run[:, 0] + np.minimum(points[:, 0], run[:, 1] - 1), run[:, 2], run[:, 3])
 
     def controls(self, point: Place) -> Controls:
@@ -233,7 +233,7 @@ class SearchSpace:
         return np.asarray(fits)
 
     def _runs_of_one_split(self, groups: tuple[int, ...], max_batch: int) -> Ints:
-        """Return ``_runs``: every run of batches that WAA splits alike; a single one if the split is fixed."""
+        """Return ``runs``: every run of batches that WAA splits alike; a single one if the split is fixed."""
         if self._prefill_gpus is not None:
             return np.array([(1, max_batch, micro, group) for group in groups for micro in self._micro_batches()])
         grid = np.meshgrid(groups, self._micro_batches(), np.arange(1, max_batch + 1), indexing="ij")

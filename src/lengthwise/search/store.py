@@ -39,7 +39,7 @@ class Store:
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection, self.path = connection, path
+        self.connection, self.path = connection, path
 
     @classmethod
     def open(cls, folder: Path | str) -> Store:
@@ -65,7 +65,7 @@ class Store:
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the value of a key; None if it has none."""
         with _translated_errors(self.path):
-            row = self._connection.execute("SELECT value FROM evaluations WHERE key = ?", (key,)).fetchone()
+            row = self.connection.execute("SELECT value FROM evaluations WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, value: dict[str, Any]) -> None:
@@ -77,15 +77,15 @@ class Store:
         text = json.dumps(value, separators=(",", ":"))
         statement = "INSERT INTO evaluations (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
         with _translated_errors(self.path):
-            self._connection.execute(statement, (key, text))
+            self.connection.execute(statement, (key, text))
 
     def __len__(self) -> int:
         with _translated_errors(self.path):
-            return int(self._connection.execute("SELECT count(*) FROM evaluations").fetchone()[0])
+            return int(self.connection.execute("SELECT count(*) FROM evaluations").fetchone()[0])
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
+        self.connection.close()
 
     def __enter__(self) -> Self:
         return self

@@ -114,9 +114,9 @@ def drain_and_die(place, tasks, kill_at, log):
 
 def watch(ledger, check):
     """Looks before each statement, those that begin and end a transaction too."""
-    store = ledger._store
+    store = ledger.store
     if isinstance(store, SqliteStore):
-        store._connection.set_trace_callback(check)
+        store.connection.set_trace_callback(check)
         return
     for name in ("rows", "changed", "many", "load"):
         setattr(PostgresStore, name, _monitor_task(getattr(PostgresStore, name), check))

@@ -20,7 +20,7 @@ def test_on_a_full_disk_a_settle_is_refused_completely_and_works_when_there_is_r
         ledger.open("run", tasks)
         leases = ledger.lease(0, 3, owner="me", now_s=0, lease_s=60)
         before = ledger.rows(0, 60)
-        connection = ledger._store._connection
+        connection = ledger.store.connection
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 5}")  # SQLite then says what it says of a full disk
         with pytest.raises(OutputError, match=r"full.*make room"):
@@ -105,7 +105,7 @@ def test_a_client_that_stops_within_a_transaction_is_let_go_of(server):
             session.rows("SELECT 1")
 
         with pytest.raises(OutputError):
-            stopped._store.write(stop)
+            stopped.store.write(stop)
         assert sum(stopped.counts().values()) == 5, "and connects anew"
 
 
@@ -113,7 +113,7 @@ def test_a_broken_connection_is_reported_and_reopened(server):
     with open_ledger(server.place("broken")) as ledger:
         ledger.open("run", tasks_of(5))
         with pytest.raises(OutputError, match="see to the server"):
-            ledger._store.write(lambda s: s.rows("SELECT pg_terminate_backend(pg_backend_pid())"))
+            ledger.store.write(lambda s: s.rows("SELECT pg_terminate_backend(pg_backend_pid())"))
         assert sum(ledger.counts().values()) == 5
 
 
@@ -133,9 +133,9 @@ def test_deadlocked_transactions_both_complete(server):
             return time.monotonic()
 
         message = []
-        other = threading.Thread(target=lambda: message.append(two._store.write(lambda s: cross(s, 1, 0))))
+        other = threading.Thread(target=lambda: message.append(two.store.write(lambda s: cross(s, 1, 0))))
         other.start()
-        message.append(one._store.write(lambda s: cross(s, 0, 1)))
+        message.append(one.store.write(lambda s: cross(s, 0, 1)))
         other.join(60)
         assert len(message) == 2
         assert len(tried) >= 3, "one of them was made again"

@@ -11,7 +11,7 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
 
 def local_pids(launcher):
-    return [process.local.process.pid for _, process, _ in launcher._running.values()]
+    return [process.local.process.pid for _, process, _ in launcher.running.values()]
 
 
 def on_ray(folder, address):
@@ -35,7 +35,7 @@ def ray_pids(launcher):
     def both(retained):
         return retained._process.local.process.pid, os.getpid()
 
-    actors = [one.actor for one in list(launcher._running.values())]
+    actors = [one.actor for one in list(launcher.running.values())]
     found = ray.get([one.__ray_call__.remote(both) for one in actors])
     return [pid for pair in found for pid in pair]
 

@@ -118,7 +118,7 @@ def undisturbed(tmp_path, tasks, names=("m0", "m1"), decider=None, **fields):
 
 def engines(launcher):
     """(url, pid) of the processes that run."""
-    return [(engine.server.url, process.local.process.pid) for engine, process, _ in launcher._running.values()]
+    return [(engine.server.url, process.local.process.pid) for engine, process, _ in launcher.running.values()]
 
 
 def dispatchers(coordinator):

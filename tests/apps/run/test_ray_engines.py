@@ -52,7 +52,7 @@ def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02", timeouts=N
 
 def pids(launcher):
     """Processes of the engines that run, and of their actors."""
-    placed = list(launcher._running.values())
+    placed = list(launcher.running.values())
     return [
         ray.get(one.actor.__ray_call__.remote(lambda saved: (saved._process.local.process.pid, os.getpid())))
         for one in placed
@@ -63,7 +63,7 @@ def test_a_run_on_ray_answers_as_local_engines_do_and_leaves_nothing(cluster, tm
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1")), []
 
     async def look(_, launcher):
-        await until(lambda: len(launcher._running) == 2)
+        await until(lambda: len(launcher.running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -80,7 +80,7 @@ def test_a_killed_ray_worker_or_its_engine_is_restarted_and_nothing_is_lost(clus
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), more="--fixed-s 0.05"), []
 
     async def kill(one, launcher):
-        await until(lambda: len(launcher._running) == 2)
+        await until(lambda: len(launcher.running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
         await until(lambda: active_requests(one) > 0)
         os.kill(seen[0][which], signal.SIGKILL)
@@ -104,7 +104,7 @@ def pid_of(launcher, name, which):
         local = retained._process.local
         return 0 if local is None else local.process.pid, os.getpid()
 
-    (actor,) = [one.actor for one in list(launcher._placed) if one.config.name == name]
+    (actor,) = [one.actor for one in list(launcher.placed) if one.config.name == name]
     return ray.get(actor.__ray_call__.remote(both))[which]
 
 
@@ -124,7 +124,7 @@ def test_an_engine_killed_before_it_is_ready_on_ray_is_restarted(cluster, tmp_pa
         await until(lambda: any(map(waits, (tmp_path / "logs").glob("m0-*.log"))))
         logs = list((tmp_path / "logs").glob("m0-*.log"))
         seen.append(waits(logs[0]))
-        assert not launcher._running
+        assert not launcher.running
         os.kill(seen[0] if which == 0 else await asyncio.to_thread(pid_of, launcher, "m0", 1), signal.SIGKILL)
         await until(lambda: is_gone(seen[0]))
         gate.touch()
@@ -143,7 +143,7 @@ def test_killed_while_it_answers_on_ray_its_tokens_are_gone_on_from(cluster, tmp
     job, launcher, seen = job_of(chained(), BOTH), on_ray(tmp_path, ("m0", "m1"), more="--fixed-s 0.05"), []
 
     async def kill(one, launcher):
-        await until(lambda: len(launcher._running) == 2)
+        await until(lambda: len(launcher.running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
         going = dispatchers(one)[0].slots[0].active
         await until(lambda: any(len(work.draft.output_ids) >= 3 for work in going.values()))
@@ -165,7 +165,7 @@ def test_an_engine_killed_after_its_last_answer_on_ray_still_ends(cluster, tmp_p
     killed = []
 
     async def kill(one, launcher):
-        await until(lambda: len(launcher._running) == 2)
+        await until(lambda: len(launcher.running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
         pid = await asyncio.to_thread(pid_of, launcher, "m1", which)
         await until(lambda: ("stop", 1) in [(event.what, event.model) for event in one._events])
@@ -241,12 +241,12 @@ def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
         await until(lambda: is_begun(one))
         started.extend(pids(launcher) if ready else [])
         one.stop()
-        await until(lambda: not launcher._running)
+        await until(lambda: not launcher.running)
         await asyncio.sleep(1.0)  # a start that was called off is being ended by then
         one.stop()
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         finished = asyncio.run(asyncio.wait_for(play(job_of(chained(), BOTH), ledger, launcher, stop), 90.0))
     assert finished.exit_code == 130
-    assert not launcher._placed
+    assert not launcher.placed
     assert gone([pid for both in started for pid in both])

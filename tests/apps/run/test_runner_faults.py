@@ -193,7 +193,7 @@ def test_a_run_stopped_again_while_engines_shut_down_kills_them(tmp_path, comple
     def going(one):
         return len(engines(launcher)) == 2 and active_requests(one) > 1
 
-    stopped_twice(tmp_path, launcher, going, lambda: not launcher._running)
+    stopped_twice(tmp_path, launcher, going, lambda: not launcher.running)
     resumed(tmp_path, complete)
 
 
@@ -408,7 +408,7 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_it_goes_on_later(tmp_pa
             pids.extend(pid for _, pid in engines(launcher))
             # The file may not grow any more: what a full disk does to SQLite.
             await writer(one).call(
-                lambda: calls.append(ledger._store._connection.execute("PRAGMA max_page_count = 1").fetchone())
+                lambda: calls.append(ledger.store.connection.execute("PRAGMA max_page_count = 1").fetchone())
             )
 
         with pytest.raises(OutputError, match="full"):
@@ -437,10 +437,10 @@ def test_a_ledger_that_another_process_holds_is_waited_for(tmp_path, complete):
         # Engines that were held off before they have work have no endings that could wait.
         await until(lambda: leased_and_held(other))
         before = other.execute("SELECT count(*) FROM results").fetchone()
-        await until(writer(one)._writing.locked)
+        await until(writer(one).writing.locked)
         await asyncio.sleep(1.0)
         same = other.execute("SELECT count(*) FROM results").fetchone() == before
-        waited.append(same and writer(one)._writing.locked())
+        waited.append(same and writer(one).writing.locked())
         other.execute("ROLLBACK")
         other.close()
 

@@ -157,20 +157,20 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, loop="asyncio")
         config.timeout_graceful_shutdown = 1
-        self._server = uvicorn.Server(config)
+        self.server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        asyncio.run(self.server.serve(sockets=[self._socket]))
 
     def __enter__(self) -> Self:
         self._thread.start()
-        while not self._server.started:
+        while not self.server.started:
             assert self._thread.is_alive()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self.server.should_exit = True
         for gone in list(self.app._streams):
             gone.set()
         self._thread.join(10)

@@ -119,17 +119,17 @@ class Served:
     def __init__(self, of, exchange=None, models=("tiny", "org/large"), tls=None, **more):
         self.script = exchange or Script()
         self.app = edge.App(of, self.script, models=lambda: models, **more)
-        self._server = edge.server(self.app, of.limits, drain_s=1, tls=tls)
+        self.server = edge.server(self.app, of.limits, drain_s=1, tls=tls)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._ready = threading.Event()
 
     def _run(self):
         async def main():
             self.loop = asyncio.get_running_loop()
-            task = asyncio.create_task(self._server._serve())
-            while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            task = asyncio.create_task(self.server._serve())
+            while not self.server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.005)
-            self.port = self._server.servers[0].sockets[0].getsockname()[1]
+            self.port = self.server.servers[0].sockets[0].getsockname()[1]
             self._ready.set()
             await task
 
@@ -144,7 +144,7 @@ class Served:
         return self
 
     def __exit__(self, *_):
-        self._server.should_exit = True
+        self.server.should_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -154,11 +154,11 @@ class Served:
 
     @property
     def connections(self):
-        return self._server.server_state.connections
+        return self.server.server_state.connections
 
     @property
     def keep_alive_s(self):
-        return self._server.config.timeout_keep_alive
+        return self.server.config.timeout_keep_alive
 
     @contextlib.contextmanager
     def socket(self, timeout_s=10):

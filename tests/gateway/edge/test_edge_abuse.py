@@ -312,7 +312,7 @@ def test_nothing_is_retained_for_clients_that_vanish_are_refused_or_are_late():
         with ThreadPoolExecutor(12) as crowd:
             list(crowd.map(lambda seed: one_of_many(served, random.Random(seed)), dice.sample(range(9999), 150)))
         (caller,) = served.app.keys.callers.values()
-        until(lambda: not served.app.in_flight and not served._server.server_state.connections)
+        until(lambda: not served.app.in_flight and not served.server.server_state.connections)
         assert (served.app.body_budget.used_bytes, caller.open) == (0, 0)
         script.answers.clear()  # what was planned for those who came too late
         assert served.submit(chat())[0] == 200

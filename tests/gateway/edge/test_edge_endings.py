@@ -50,7 +50,7 @@ def reads_nothing(served, data):
 
 def asks_while_answered(served, line):
     """Sends a few requests more whenever those before are answered, until the answers are not taken any more."""
-    state, port = served._server.server_state, line.getsockname()[1]
+    state, port = served.server.server_state, line.getsockname()[1]
     (wire,) = (one for one in state.connections if one.client[1] == port)
     requested = 1
     while not wire.flow.write_paused:
@@ -76,7 +76,7 @@ def test_non_streamed_answers_that_no_client_reads_are_dropped_with_their_connec
     with Served(config(body_s=0.3, idle_s=idle_s, connections=3), script) as served:
         lines = [reads_nothing(served, request(body, extra)) for _ in range(3)]
         until(lambda: [answer.closed for answer in script.report] == [1, 1, 1])
-        until(lambda: not served._server.server_state.connections)
+        until(lambda: not served.server.server_state.connections)
         until(lambda: sys.getrefcount(piece) == in_use)
         assert (served.app.in_flight, served.app.body_budget.used_bytes) == (0, 0)
         assert served.submit(b"", path="/health", method="GET")[0] == 200
@@ -89,8 +89,8 @@ def test_a_client_that_sends_repeatedly_without_reading_loses_its_connection():
         lines = [reads_nothing(served, PAGE) for _ in range(3)]
         for line in lines:
             asks_while_answered(served, line)
-        until(lambda: not served._server.server_state.connections)
-        assert not served._server.server_state.tasks
+        until(lambda: not served.server.server_state.connections)
+        assert not served.server.server_state.tasks
         assert served.submit(b"", path="/health", method="GET")[0] == 200
         for line in lines:
             line.close()
@@ -121,13 +121,13 @@ def test_a_client_that_writes_all_before_reading_gets_the_body_too_large_error(s
             assert (answer.status, answer.getheader("connection")) == (413, "close")
             assert json.loads(answer.read())["error"]["code"] == "body_too_large"
             line.close()
-        until(lambda: not served._server.server_state.connections)
+        until(lambda: not served.server.server_state.connections)
 
 
 def test_a_client_above_the_connection_limit_is_refused_after_writing():
     received = Received()
     with Served(config(a_key(), connections=1), listener=received) as served, served.socket():
-        until(lambda: served._server.server_state.connections)
+        until(lambda: served.server.server_state.connections)
         status, headers, body = parsed(served.raw(request(b" " * 3_000_000)))
         assert (status, headers["connection"], body["error"]["code"]) == (503, "close", "overloaded")
         until(lambda: received.reasons == [("connections", 503)])
@@ -138,17 +138,17 @@ def test_a_client_that_keeps_writing_after_its_refusal_counts_until_it_is_closed
         line.sendall(HEAD + b"Content-Length: 99999999\r\n\r\n")
         assert line.recv(65_536).startswith(b"HTTP/1.1 413")
         assert line.recv(65_536) == b"", "nothing more will be said"
-        assert len(served._server.server_state.connections) == 1
+        assert len(served.server.server_state.connections) == 1
         with pytest.raises(OSError, match=r"reset|pipe"):
             line.sendall(b"x" * 99_999_999)
-        until(lambda: not served._server.server_state.connections)
+        until(lambda: not served.server.server_state.connections)
 
 
 def test_a_client_that_is_silent_after_its_refusal_is_closed_soon():
     with Served(config(a_key(), body_bytes=1000)) as served, served.socket() as line:
         line.sendall(HEAD + b"Content-Length: 9999\r\n\r\n")
         assert everything(line).startswith(b"HTTP/1.1 413")
-        until(lambda: not served._server.server_state.connections)
+        until(lambda: not served.server.server_state.connections)
 
 
 @pytest.mark.parametrize("sent", [b"POST /v1/chat", HEAD + b"Content-Length: 99\r\n\r\n{"])

@@ -17,7 +17,7 @@ from lengthwise.gateway.edge.client_request import Chat, Completion
 CONFIG = config(a_key(), messages=8, n=4, max_tokens=4096)
 SCRIPT = Script()
 APP = edge.App(CONFIG, SCRIPT, models=tuple)
-DOCUMENT = json.loads(APP._document)
+DOCUMENT = json.loads(APP.document)
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 
 
@@ -31,7 +31,7 @@ def test_the_document_is_a_valid_one_and_names_what_is_read():
 
 
 def test_without_keys_none_is_required():
-    free = json.loads(edge.App(config(), SCRIPT, models=tuple)._document)
+    free = json.loads(edge.App(config(), SCRIPT, models=tuple).document)
     assert "securitySchemes" not in free["components"]
     assert free["paths"]["/v1/models"]["get"]["security"] == []
 

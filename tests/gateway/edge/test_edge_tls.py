@@ -73,7 +73,7 @@ def test_a_non_streamed_answer_that_no_client_reads_is_dropped(authority):
         safe.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         assert safe.recv(1) == b"H"
         end = time.monotonic() + 8
-        while served._server.server_state.connections:
+        while served.server.server_state.connections:
             assert time.monotonic() < end
             time.sleep(0.01)
         assert served.app.in_flight == 0

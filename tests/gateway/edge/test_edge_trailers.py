@@ -42,7 +42,7 @@ def test_nothing_behind_a_body_names_a_session_or_a_request(served):
 
 def test_an_address_behind_a_body_is_not_believed():
     proxied = Served(config(a_key()))
-    proxied._server = edge.server(proxied.app, config().limits, drain_s=1, proxies="127.0.0.1")
+    proxied.server = edge.server(proxied.app, config().limits, drain_s=1, proxies="127.0.0.1")
     with proxied:
         head = KEY + b"X-Forwarded-For: 10.0.0.1\r\n"
         assert requested(proxied, head, b"X-Forwarded-For: 10.0.0.2\r\n", at_once=True) == 200

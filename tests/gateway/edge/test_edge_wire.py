@@ -160,12 +160,12 @@ def test_dripping_bytes_do_not_help(impatient):
 def test_connections_are_counted():
     with Served(config(connections=3)) as served:
         in_use = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(3)]
-        until(lambda: len(served._server.server_state.connections) == 3)
+        until(lambda: len(served.server.server_state.connections) == 3)
         status, headers, body = parsed(served.raw(b""))
         assert (status, body["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
         for line in in_use:
             line.close()
-        until(lambda: not served._server.server_state.connections)
+        until(lambda: not served.server.server_state.connections)
         assert served.submit(b"", path="/health", method="GET")[0] == 200
 
 

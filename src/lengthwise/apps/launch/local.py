@@ -253,7 +253,7 @@ class LocalLauncher(Launcher):
     deployed: Deployed | None = None
     timeouts: EngineTimeouts = DEFAULT
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
-    _running: dict[int, tuple[HttpEngine, Process, EngineConfig]] = field(default_factory=dict, init=False)
+    running: dict[int, tuple[HttpEngine, Process, EngineConfig]] = field(default_factory=dict, init=False)
     _processes: set[Process] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
     _kill: bool = field(default=False, init=False)
@@ -279,12 +279,12 @@ class LocalLauncher(Launcher):
         server, limit = self.timeouts.server(url, config), config.concurrency(plan, self.deployed)
         engine = HttpEngine(server, limit, lambda: process.is_alive)
         await connect(engine, lambda: self._end(process))
-        self._running[id(engine)] = (engine, process, config)
+        self.running[id(engine)] = (engine, process, config)
         return engine
 
     async def stop(self, engine: Engine) -> None:
         """End an engine and its processes."""
-        found = self._running.pop(id(engine), None)
+        found = self.running.pop(id(engine), None)
         if found is not None:
             await found[0].close()
             await self._end(found[1])
@@ -299,12 +299,12 @@ class LocalLauncher(Launcher):
 
     async def sleep(self, engine: Engine) -> bool:
         """Put an engine to sleep, its weights in host memory; return whether it could."""
-        found = self._running.get(id(engine))
+        found = self.running.get(id(engine))
         return bool(found and found[2].sleeps and await found[0].post("/sleep?level=1", _SLEEP_S))
 
     async def wake(self, engine: Engine) -> None:
         """Wake an engine; raise EngineError if it fails."""
-        found = self._running.get(id(engine))
+        found = self.running.get(id(engine))
         if found is None or not await found[0].post("/wake_up", _WAKE_S):
             raise EngineError(f"{engine.description} did not wake up; see its log in {self.logs}")
 
@@ -318,7 +318,7 @@ class LocalLauncher(Launcher):
 
     async def close(self) -> None:
         """End all engines."""
-        await asyncio.gather(*(self.stop(engine) for engine, _, _ in list(self._running.values())))
+        await asyncio.gather(*(self.stop(engine) for engine, _, _ in list(self.running.values())))
         self._threads.shutdown(wait=False)
 
 

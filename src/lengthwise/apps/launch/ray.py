@@ -114,8 +114,8 @@ class RayLauncher(Launcher):
     gpus: int | None = None
     resource: str = "GPU"
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
-    _running: dict[int, _Placed] = field(default_factory=dict, init=False)
-    _placed: set[_Placed] = field(default_factory=set, init=False)
+    running: dict[int, _Placed] = field(default_factory=dict, init=False)
+    placed: set[_Placed] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
     _kill: bool = field(default=False, init=False)
 
@@ -140,7 +140,7 @@ class RayLauncher(Launcher):
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
         """Start a replica where Ray has room for it; raise EngineError if it does not get ready."""
         placed = _Placed(self.models[plan.model])
-        self._placed.add(placed)  # from before its start until after its end, for ``hurry``
+        self.placed.add(placed)  # from before its start until after its end, for ``hurry``
         starting = asyncio.get_running_loop().run_in_executor(self._threads, self._start, plan, gpus, placed)
         try:
             url = await asyncio.shield(starting)
@@ -155,7 +155,7 @@ class RayLauncher(Launcher):
         server, limit = self.timeouts.server(url, placed.config), placed.config.concurrency(plan, self.deployed)
         engine = placed.engine = HttpEngine(server, limit, lambda: placed.alive)
         await connect(engine, lambda: self._call(lambda: self._end(placed)))
-        self._running[id(engine)] = placed
+        self.running[id(engine)] = placed
         self._threads.submit(self._watch, placed)
         return engine
 
@@ -238,11 +238,11 @@ class RayLauncher(Launcher):
             self._ray.kill(placed.actor)
         if placed.group is not None:
             remove_placement_group(placed.group)
-        self._placed.discard(placed)
+        self.placed.discard(placed)
 
     async def stop(self, engine: Engine) -> None:
         """End an engine and free its GPUs."""
-        placed = self._running.pop(id(engine), None)
+        placed = self.running.pop(id(engine), None)
         if placed is not None and placed.engine is not None:
             await placed.engine.close()
             await asyncio.shield(self._call(lambda: self._end(placed)))
@@ -250,13 +250,13 @@ class RayLauncher(Launcher):
     def hurry(self) -> None:
         """Kill the engines from now on, those that are starting or ending included."""
         self._kill = True
-        for placed in list(self._placed):
+        for placed in list(self.placed):
             if placed.actor is not None:
                 placed.actor.hurry.remote()
 
     async def close(self) -> None:
         """End all engines and leave the cluster; a local one ends."""
-        engines = [placed.engine for placed in self._running.values() if placed.engine is not None]
+        engines = [placed.engine for placed in self.running.values() if placed.engine is not None]
         await asyncio.gather(*(self.stop(engine) for engine in engines))
         if self._joined:
             await self._call(self._ray.shutdown)

@@ -49,7 +49,7 @@ class PostgresStore(Store):
         self._open: Any = None
         try:
             with self._report():
-                self._prepare(self._connection())
+                self._prepare(self.connection())
         except BaseException:
             self.close()
             raise
@@ -89,7 +89,7 @@ class PostgresStore(Store):
         errors = self._driver.errors
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                with self._connection().transaction():
+                with self.connection().transaction():
                     return work(self)
             except (errors.DeadlockDetected, errors.SerializationFailure):
                 if attempt == _MAX_ATTEMPTS - 1:
@@ -100,7 +100,8 @@ class PostgresStore(Store):
         values = ", ".join(f"?::{self.words[kind]}[]" for _, kind in columns)
         return f"unnest({values}) AS came ({', '.join(name for name, _ in columns)})"
 
-    def _connection(self) -> Any:
+    def connection(self) -> Any:
+        """Return the open connection, or a new one."""
         if self._open is None or self._open.closed:
             self._open = self._driver.connect(self._url, autocommit=True, connect_timeout=10)
             limit_ms = max(1, int(self._timeout_s * 1000))

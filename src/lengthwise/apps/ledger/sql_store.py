@@ -292,12 +292,12 @@ class SqliteStore(Store):
                 "or keep the ledger in PostgreSQL (postgresql://...)"
             )
         with self._report():
-            self._connection = _connected(path, read_only, timeout_s)
+            self.connection = _connected(path, read_only, timeout_s)
         try:
             with self._report():
                 self._prepare()
         except BaseException:
-            self._connection.close()
+            self.connection.close()
             raise
 
     def read(self, work: Callable[[Self], Work]) -> Work:
@@ -308,46 +308,46 @@ class SqliteStore(Store):
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return all rows of a statement; lists become JSON, one value of any length."""
         plain = [json.dumps(value) if isinstance(value, list) else value for value in values]
-        return self._connection.execute(statement, plain).fetchall()
+        return self.connection.execute(statement, plain).fetchall()
 
     def changed(self, statement: str, *values: Any) -> int:
         """Run a statement and return the number of rows that it changed."""
         self.rows(statement, *values)
         # A cursor's own rowcount is -1 after WITH ... UPDATE.
-        return int(self._connection.execute("SELECT changes()").fetchone()[0])
+        return int(self.connection.execute("SELECT changes()").fetchone()[0])
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
         """Run a statement for many rows."""
-        self._connection.executemany(statement, rows)
+        self.connection.executemany(statement, rows)
 
     def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
         """Fill a table with numbers."""
         names, marks = ", ".join(columns), ", ".join("?" * len(columns))
         for chunk in chunks:
-            self._connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", chunk)  # noqa: S608
+            self.connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", chunk)  # noqa: S608
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            self._connection.close()
+            self.connection.close()
 
     def _transaction(self, work: Callable[[Self], Work]) -> Work:
         # IMMEDIATE: a transaction that reads first and then writes fails if another wrote in between.
-        self._connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute("BEGIN IMMEDIATE")
         try:
             result = work(self)
-            self._connection.execute("COMMIT")
+            self.connection.execute("COMMIT")
             return result
         finally:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
 
     def _came(self, columns: list[list[str]]) -> str:
         return f"(SELECT {', '.join(f'? AS {name}' for name, _ in columns)}) AS came"
 
     def _prepare(self) -> None:
         """Create the tables or check them, and set the log."""
-        execute = self._connection.execute
+        execute = self.connection.execute
         if self._is_empty() and not self._read_only:
             self._transaction(lambda _: self._create())
         if self._is_empty():
@@ -376,13 +376,13 @@ class SqliteStore(Store):
         if self._is_empty():  # another process may have created the tables meanwhile
             marks = (f"PRAGMA application_id = {APPLICATION}", f"PRAGMA user_version = {FORMAT}")
             for statement in (*self.tables, *_TALLY, *marks):
-                self._connection.execute(statement)
+                self.connection.execute(statement)
 
     def _is_empty(self) -> bool:
         return not (self._pragma("schema_version") or self._pragma("user_version"))
 
     def _pragma(self, name: str) -> int:
-        return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
+        return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
 
     @contextmanager
     def _report(self) -> Iterator[None]:

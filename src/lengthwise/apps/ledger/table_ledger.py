@@ -49,7 +49,7 @@ class Ledger:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store, self._sql = store, store.sql
+        self.store, self._sql = store, store.sql
 
     def open(self, identity: str, tasks: Tasks) -> bool:
         """Insert the tasks; return True if they are there already, under the same identity (a resumed run).
@@ -80,14 +80,14 @@ class Ledger:
             store.changed(self._sql["begin"], identity, len(tasks), fence)
             return False
 
-        return self._store.write(work)
+        return self.store.write(work)
 
     def lease(self, model: int, most: int, *, owner: str, now_s: float, lease_s: float) -> list[Lease]:
         """Lease the first ready tasks of a model, by number; never a task that is leased already."""
         if most <= 0:
             return []
         values = (int(model), now_s, most, owner, now_s + lease_s)
-        found = self._store.write(lambda store: store.rows(self._sql["lease"], *values))
+        found = self.store.write(lambda store: store.rows(self._sql["lease"], *values))
         return [Lease(task, fence, attempts + 1) for task, fence, attempts in sorted(found)]
 
     def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
@@ -95,11 +95,11 @@ class Ledger:
 
         With ``lease_s=0`` the next ``expire`` makes their tasks ready.
         """
-        return self._store.write(lambda store: store.changed(self._sql["heartbeat"], now_s + lease_s, owner))
+        return self.store.write(lambda store: store.changed(self._sql["heartbeat"], now_s + lease_s, owner))
 
     def expire(self, *, now_s: float) -> int:
         """Make the tasks of expired leases ready again; return their number."""
-        return self._store.write(lambda store: store.changed(self._sql["expire"], now_s))
+        return self.store.write(lambda store: store.changed(self._sql["expire"], now_s))
 
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
         """End leases; return False for each that was not the task's last lease, or had finished.
@@ -120,7 +120,7 @@ class Ledger:
                     f"a DONE task has a key and an output, and no other has an output; task {ending.task} came as "
                     f"{state} with key {ending.key!r} and {'an' if ending.output else 'no'} output"
                 )
-        return self._store.write(lambda store: self._finalize(store, endings)) if endings else []
+        return self.store.write(lambda store: self._finalize(store, endings)) if endings else []
 
     def _finalize(self, store: Store, endings: Sequence[Ending]) -> list[bool]:
         fences = dict(store.rows(self._sql["reserved"], sorted({ending.task for ending in endings})))
@@ -170,7 +170,7 @@ class Ledger:
             for key, part in sorted(dict(partials).items(), key=lambda item: item[0])
         ]
         if rows:
-            self._store.write(lambda store: store.many(self._sql["save"], rows))
+            self.store.write(lambda store: store.many(self._sql["save"], rows))
 
     def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
         """Return the last saved interrupted output of each key."""
@@ -219,19 +219,19 @@ class Ledger:
             store.many(self._sql["note"], stored)
 
         if metadata:
-            self._store.write(work)
+            self.store.write(work)
 
     def _read(self, name: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._store.read(lambda store: store.rows(self._sql[name], *values))
+        return self.store.read(lambda store: store.rows(self._sql[name], *values))
 
     def _paged(self, name: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Run a statement with a list of values, in pages: no statement gets a million values at once."""
         pages = [list(values[first : first + _PAGE]) for first in range(0, len(values), _PAGE)]
-        return self._store.read(lambda store: [row for page in pages for row in store.rows(self._sql[name], page)])
+        return self.store.read(lambda store: [row for page in pages for row in store.rows(self._sql[name], page)])
 
     def close(self) -> None:
         """Close the store."""
-        self._store.close()
+        self.store.close()
 
     def __enter__(self) -> Self:
         return self

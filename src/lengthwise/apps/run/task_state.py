@@ -156,7 +156,7 @@ class LedgerWriter:
         self._model = layout.tasks.model
         self._queue: list[Ending] = []
         self._urgent, self._pending = asyncio.Event(), asyncio.Event()
-        self._writing = asyncio.Lock()
+        self.writing = asyncio.Lock()
         virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
         self._thread = None if virtual else ThreadPoolExecutor(1, "ledger")
 
@@ -205,7 +205,7 @@ class LedgerWriter:
 
     async def flush(self) -> None:
         """Record all queued endings."""
-        async with self._writing:
+        async with self.writing:
             while self._queue:
                 batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]
                 await self.call(self.ledger.finalize, batch)

@@ -111,7 +111,7 @@ class App:
         self._parser = RequestParser(config.limits, hasher, by_tenant=prefixes == "tenant")
         self.body_budget.max_bytes = config.limits.body_budget_bytes
         self.keys = Keys(config, self._clock, self.keys, tenants=self._tenants)
-        self._document = document(config.limits, keys=bool(config.keys))
+        self.document = document(config.limits, keys=bool(config.keys))
 
     def refused(self, fault: Fault) -> None:
         """Report a rejection of the app or its server to the listener."""
@@ -228,7 +228,7 @@ class App:
         if target.name == "ready" and (self.draining or not self._ready()):
             message = f"The gateway is not ready: {'draining' if self.draining else 'no engine is up'}."
             raise Fault(503, "not_ready", message, code="not_ready", retry_after_s=1.0)
-        return target.body or self._document
+        return target.body or self.document
 
     async def _send_models(self, exchange: asgi.AsgiExchange, target: Route, caller: Caller) -> None:
         entry, entries = {"object": "model", "created": 0, "owned_by": "lengthwise"}, self._entries()

@@ -248,7 +248,7 @@ class EngineServer:
         self.handlers: dict[int, tuple[str, RequestHandler]] = {}
         self.clocked: ClockedBatch
         self._runner: web.AppRunner | None = None
-        self._dying: asyncio.Task[None] | None = None
+        self.dying: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -277,8 +277,8 @@ class EngineServer:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop; open requests fail."""
-        if self._dying is not None:
-            await self._dying
+        if self.dying is not None:
+            await self.dying
         await self.die()
 
     async def _start(self) -> None:
@@ -315,13 +315,13 @@ class EngineServer:
         """Die from within a handler, which ``die`` would wait for."""
         if self.exit_process is not None:
             self.exit_process()
-        self._dying = asyncio.create_task(self.die())
+        self.dying = asyncio.create_task(self.die())
 
     async def restart(self) -> None:
         """Die, if still alive, and listen on the same port with an empty batch."""
-        if self._dying is not None:
-            await self._dying
-            self._dying = None
+        if self.dying is not None:
+            await self.dying
+            self.dying = None
         await self.die()
         self.restarts += 1
         await self._start()
