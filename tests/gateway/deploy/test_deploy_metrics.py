@@ -22,9 +22,9 @@ SCRAPED = {"namespace", "pod", "job", "le"}
 _QUERY = re.compile(r"(?<![\w:])((?:lengthwise|process)_\w+)(?:\{([^}]*)\})?")
 
 
-def told_requests():
+def traced_requests():
     """The telemetry's tests know how a request goes by."""
-    path = Path(__file__).parents[1] / "telemetry" / "told_requests.py"
+    path = Path(__file__).parents[1] / "telemetry" / "traced_requests.py"
     spec = importlib.util.spec_from_file_location("told_requests_of_telemetry", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -40,9 +40,10 @@ def report() -> dict[str, set[str]]:
     worker = WorkerNumbers("a:1", True, 4, 8, 77.0, 600.0, Signals(4, 0, 0.25, 1))
     now = Statistics(3, 4096, 5, 1.5, 900.0, 4.5, 0.7, True, 1, (worker,))
     telemetry = Telemetry(GatewayConfig(engines=(Engine("http://e:1"),)), statistics=lambda: now)
-    world = told_requests()
+    world = traced_requests()
     world.serve(telemetry, world.request(1, 1.0, predicted=20.0), 1.5, 10, 0.02)
     telemetry.refused("queue_full", Rejection(429, "queue_full", "full"), 0, "m")
+    telemetry.metrics.gain = lambda: {"orders": [{"name": "isrtf", "mean": {"value": 0.1, "low": 0.0, "high": 0.2}}]}
     text = generate_latest(telemetry.metrics.registry()).decode()
     return {
         sample.name: set(sample.labels) for family in text_string_to_metric_families(text) for sample in family.samples

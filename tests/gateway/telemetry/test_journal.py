@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from told_requests import request, serve
+from traced_requests import request, serve
 
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.telemetry import Journal, RequestTraces, Row, read

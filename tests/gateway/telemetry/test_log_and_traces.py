@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
-from told_requests import request, run
+from traced_requests import request, run
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen
 from lengthwise.gateway.request import Outcome, Rejection

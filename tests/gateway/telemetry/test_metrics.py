@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from told_requests import request, serve
+from traced_requests import request, serve
 
 from lengthwise.gateway.config import Engine, GatewayConfig
 from lengthwise.gateway.request import Outcome, Rejection
