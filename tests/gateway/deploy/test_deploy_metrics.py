@@ -25,7 +25,7 @@ _QUERY = re.compile(r"(?<![\w:])((?:lengthwise|process)_\w+)(?:\{([^}]*)\})?")
 def traced_requests():
     """The telemetry's tests know how a request goes by."""
     path = Path(__file__).parents[1] / "telemetry" / "traced_requests.py"
-    spec = importlib.util.spec_from_file_location("told_requests_of_telemetry", path)
+    spec = importlib.util.spec_from_file_location("traced_requests_of_telemetry", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
