@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -53,11 +54,7 @@ def under(file: str, prefix: str) -> dict[str, Row]:
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    """Print a Markdown table.
-
-    Raises:
-        ValueError: A line has more or fewer cells than the head.
-    """
+    """Print a Markdown table; raise ValueError if a line has more or fewer cells than the head."""
     print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for line in lines:
         if len(line) != len(head):
@@ -1059,3 +1056,16 @@ def rerank_speeds() -> None:
     schedulers = list(next(iter(found.values())))
     heads = (name.title() if name == "gittins" else name.upper() for name in schedulers)
     table(["load", *heads], ((load, *(of[s] for s in schedulers)) for load, of in found.items()))
+
+
+def papers(name: str) -> None:
+    """Print the parts of a paper: where they are implemented, the paper's number, value, and the verdict."""
+    figures = {figure: row for path in RESULTS.glob("*.json") for figure, row in rows(path.stem).items()}
+    lines = []
+    for part in tomllib.loads((Path(__file__).parent / "papers.toml").read_text("utf-8"))["row"]:
+        places = ", ".join(f"[{Path(path).name}](../{path})" for path in part["where"])
+        command = f"`{part['command']}`" if "command" in part else ""
+        value = number(row["value"], row["unit"]) if (row := figures.get(part.get("figure"))) else part.get("value", "")
+        cells = (part["item"], part["what"], places, command, part["stated"], value, part["verdict"])
+        lines += [[cell or DASH for cell in cells]] * (part["paper"] == name)
+    table(("part", "", "implemented in", "command", "paper", "value", "verdict"), lines)

@@ -204,6 +204,7 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
     pages = [path for path in files if path.suffix in ENDINGS and not path.name.endswith(".min.js")]
     scripts = [path for name in SCRIPTS for path in sorted((ROOT / name).rglob("*.py"))]
     found = vocabulary(paths, pages, scripts)
+    found["identifiers"].update(vocabulary([], [], sorted((ROOT / "tests").rglob("*.py")))["identifiers"])
     graph = imports(paths, src)
     importers = collections.Counter(target for targets in graph.values() for target in targets)
     comments = sum(line.lstrip().startswith("#") for p in paths for line in p.read_text("utf-8").splitlines())
