@@ -1059,13 +1059,13 @@ def rerank_speeds() -> None:
 
 
 def papers(name: str) -> None:
-    """Print the parts of a paper: where they are implemented, the paper's number, value, and the verdict."""
+    """Print the parts of a paper: where they are implemented, the paper's number, ours, and the verdict."""
     figures = {figure: row for path in RESULTS.glob("*.json") for figure, row in rows(path.stem).items()}
     lines = []
     for part in tomllib.loads((Path(__file__).parent / "papers.toml").read_text("utf-8"))["row"]:
         places = ", ".join(f"[{Path(path).name}](../{path})" for path in part["where"])
         command = f"`{part['command']}`" if "command" in part else ""
-        value = number(row["value"], row["unit"]) if (row := figures.get(part.get("figure"))) else part.get("value", "")
+        value = number(row["value"], row["unit"]) if (row := figures.get(part.get("figure"))) else part.get("ours", "")
         cells = (part["item"], part["what"], places, command, part["stated"], value, part["verdict"])
         lines += [[cell or DASH for cell in cells]] * (part["paper"] == name)
-    table(("part", "", "implemented in", "command", "paper", "value", "verdict"), lines)
+    table(("part", "", "implemented in", "command", "paper", "ours", "verdict"), lines)

@@ -81,7 +81,7 @@ def is_overridden(deployment: Deployment) -> bool:
 
 
 def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
-    """Return the engine's name of the KV cache's dtype; None: as the weights, or not among ``names``."""
+    """Return the engine's name of the KV cache's dtype; None: the engine's default, or not among ``names``."""
     if d.limits.kv_dtype is None:
         return None
     wanted = dtype_name(d.limits.kv_dtype)

@@ -99,6 +99,6 @@ def _notes(d: Deployment) -> Iterator[str]:
         "if requests have one, else those with the shortest output so far."
     )
     yield (
-        "--mem-fraction-static is the simulated share of weights and KV cache; SGLang's own need beside it may ask for "
-        "less."
+        "--mem-fraction-static is the simulated share of weights and KV cache; lower it if SGLang runs out of memory "
+        "for what it needs besides."
     )

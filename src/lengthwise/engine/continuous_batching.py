@@ -63,7 +63,7 @@ class SequenceOrder:
         priority: The batch serves smaller ones first where its limits say ``by_priority``.
         admission: Number of the last admission among all.
         eviction: Number of the last eviction among all; 0: none.
-        return_number: Sequence number of the last step's end with a chunk of the prompt; breaks ties among victims.
+        return_number: Number of its last computed prompt chunk, counted over all sequences; breaks ties among victims.
     """
 
     number: int

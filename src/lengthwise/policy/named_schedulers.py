@@ -1,4 +1,4 @@
-"""Policies by name, and schedulers as named points on the axes."""
+"""Policies by name, and named schedulers: one policy for each axis (rank, batching, memory, router, ...)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODULES = {
 }
 PREEMPTION_MODES = ("recompute", "swap")
 MAX_WAIT_S = 300.0
-"""Wait after which a request precedes others under the named length-aware schedulers; inf removes the limit."""
+"""Wait after which a request precedes others under sjf, srtf, isrtf, elis, gittins and mlfq; inf removes the limit."""
 MAX_BIN_WAIT_S = 30.0
 """Wait after which a bin of the named Multi-Bin schedulers becomes a batch although it is not full."""
 

@@ -58,7 +58,7 @@ def title(results: Sequence[Result]) -> str:
 
 
 def hardware(results: Sequence[Result]) -> str:
-    """Return model and GPUs where all variants share them, else the number of deployments."""
+    """Return model and GPUs if shared, else the number of deployments; with measured variants, their engines."""
     known = [r.deployment for r in results if r.deployment is not None]
     if len(known) < len(results):
         measured = [r for r in results if r.deployment is None]

@@ -1,9 +1,9 @@
 """What a schedule yields under other lengths or other costs than planned (ExeGPT, section 7.6).
 
-``drift`` evaluates the chosen schedule for outputs that are longer, more varied or more skewed; its bound is then for
-the quantile of these outputs (the paper's SLA (a)), or for the fixed length of ``Assumptions.output_tokens`` (b). A row
-also has the best schedule for these outputs, and ``margin``: the least tightening of the bound at planning whose
-schedule still meets the original bound under these outputs.
+``drift`` evaluates the chosen schedule for outputs whose mean, spread or skewness moves up or down. The bound limits
+the latency at the quantile of these outputs (the paper's SLA (a)), or at the fixed length of
+``Assumptions.output_tokens`` (b). A row also has the best schedule for these outputs, and ``margin``: the least
+tightening of the bound at planning whose schedule still meets the original bound under these outputs.
 """
 
 from __future__ import annotations

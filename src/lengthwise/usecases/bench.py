@@ -1,4 +1,4 @@
-"""Send the requests of a scenario to a server that is running already."""
+"""What a load test sends to a running server, what is known of its deployment, and advice on failures."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def requests(scenario: Scenario, seed: int | None = None) -> Workload:
 def server_scenario(
     scenario: Path | None, workload: str | None, variant: str | None, overrides: Sequence[str]
 ) -> Scenario:
-    """Return a scenario of which only workload, limits and run count.
+    """Return a scenario of which only the tables [workload], [slo] and [run] are used.
 
     Args:
         scenario: Its file; None: there is none, and ``workload`` says what to send.
         workload: A trace's path or a preset's name; wins over the scenario's.
-        variant: One of the scenario's; None: the settings that all share, if they have one workload.
+        variant: One of the scenario's; None: the first, if all have the same workload.
     """
     overrides = [*_workload_overrides(workload), *overrides]
     if scenario is None and variant is not None:

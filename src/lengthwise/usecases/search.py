@@ -30,11 +30,11 @@ from lengthwise.usecases.simulate import slo_of
 from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
 
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000
-"""Of the run of a choice that shows which resource binds it."""
+"""Requests and steps of the run that shows which resource binds a choice."""
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
 WARMUP_SHARE = 0.2
 _TABLES_KEYS = ("model", "gpu", "node", "tp", "weight_dtype", "kv_dtype")
-"""Settings of a deployment that change its cost tables; of stages, the files themselves have tables."""
+"""Settings of a deployment that change its cost tables. Not pp: a file of tables says for which stages it was made."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -141,14 +141,14 @@ def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
 def plan(
     scenario: Scenario, workers: Workers, *, store: Store | None = None, progress: Progress = lambda *_: None
 ) -> Study:
-    """Return the result of a scenario's search: a plan for each variant, and the cost of confusing them.
+    """Return the result of a scenario's search: a plan for each variant, and the loss if another's best is used for it.
 
     Args:
         store: Where evaluations are cached.
-        progress: Called with the current step ("llama bound"), evaluations done and to do.
+        progress: Called with variant and step ("llama bound"), the evaluations done, and their expected total.
 
     Raises:
-        InputError: As for ``questions``, or a limit is reached in a way that no configuration can be built.
+        InputError: As for ``questions``, or a name or a policy in the space is invalid.
     """
     requested = questions(scenario)
     engine.warm_up()  # otherwise every thread or process would compile it

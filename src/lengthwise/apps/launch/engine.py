@@ -34,9 +34,9 @@ class Fault(Enum):
     """Which side a failure is attributed to; it decides whether and where the request is retried."""
 
     REQUEST = "request"  # retries would fail too: the task is dead
-    BUSY = "busy"  # the engine is full: retry later; no attempt of the task
-    ANSWER = "answer"  # a bad answer: an attempt of the task; retry on another engine if there is one
-    ENGINE = "engine"  # the engine is unreachable: no attempt of the task
+    BUSY = "busy"  # the engine is full: retry later; does not count as an attempt
+    ANSWER = "answer"  # a bad answer: counts as an attempt; retry on another engine if there is one
+    ENGINE = "engine"  # unreachable: an attempt only if the engine lives, or the task was alone with it
 
 
 class FailedError(LengthwiseError):
@@ -90,9 +90,9 @@ class Draft:
     def append(self, chunk: Piece) -> None:
         """Append a chunk.
 
-        Tokens can be ahead of the text: an engine holds back an incomplete character, and a continuation from its
-        first token would never send it. A single token that comes with text completes all text before it; of several
-        tokens with one text this is unknown.
+        Tokens can be ahead of the text: an engine holds back an incomplete character, and a continuation that starts
+        within that character would never send it. A single token that comes with text completes all text before it; of
+        several tokens with one text this is unknown.
         """
         if chunk.prompt_ids and not self.prompt_ids:
             self.prompt_ids = chunk.prompt_ids
@@ -129,7 +129,7 @@ class Engine(Protocol):
         """
 
     async def stopped(self, within_s: float) -> bool:
-        """Return whether it has died; wait so long for it to show."""
+        """Return whether it has died; wait up to ``within_s`` for that to show."""
 
 
 class Launcher(ABC):

@@ -117,7 +117,7 @@ class Space:
         self._seconds: dict[tuple[int, tuple[str, int, int], str], float] = {}
 
     def plans(self, model: int) -> tuple[ModelPlan, ...]:
-        """Return valid plans in order of their GPUs; raise DoesNotFitError with the last plan's reason without any."""
+        """Return valid plans by number of GPUs; if there is none, raise DoesNotFitError with the last reason."""
         if model not in self._plans:
             reasons: list[InputError] = []
             found = [*self._valid_plans(model, (1,), reasons)] or [*self._valid_plans(model, _PIPELINES, reasons)]

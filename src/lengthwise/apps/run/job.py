@@ -109,14 +109,14 @@ class RequestSpec:
 
 
 Outputs = Callable[[int], Output | None]
-"""Returns the output of a finished task, by the application's number; None of a skipped one."""
+"""Returns the output of a finished task, by its number in the application; None for a skipped task."""
 
 
 class Decider(Protocol):
     """Builds the request of a task, once its parents have finished."""
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
-        """Return the request; None: the task is skipped. Raise InputError if there is none: the task is dead then."""
+        """Return the request; None: the task is skipped. Raise InputError if it cannot be built: the task is dead."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class PlanDeviation:
 
     Attributes:
         planned_s: Planned end of the stage.
-        is_late: Whether its clock has left the plan's interval; else its lengths are to be checked.
+        is_off_time: Whether its clock has left the plan's interval; else its lengths are to be checked.
         completed: (place, state, prompt tokens, output tokens) of finished tasks.
         written: Tokens of unfinished outputs, by place.
     """
@@ -186,7 +186,7 @@ class PlanDeviation:
     stage: int
     planned_s: float
     running: Plans
-    is_late: bool = True
+    is_off_time: bool = True
     completed: Sequence[tuple[int, State, int, int]] = ()
     written: Mapping[int, int] = field(default_factory=dict)
     placement: Placement = field(default_factory=dict)
@@ -326,7 +326,7 @@ def expected_tokens(draws: Sequence[TaskDraw]) -> Floats:
 
 
 def run_plan_of(plan: AppPlan) -> RunPlan:
-    """Return the stages of a plan; a run is as planned within the 5 % and 95 % quantiles of the plan's makespan."""
+    """Return a plan's stages; as planned is from 0.9 times the makespan's 5 % to 1.1 times its 95 % quantile."""
     mean_s = plan.makespan.value
     low_s, high_s = plan.quantiles_s.get(0.05, mean_s), plan.quantiles_s.get(0.95, mean_s)
     slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK

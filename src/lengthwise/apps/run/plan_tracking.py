@@ -186,7 +186,7 @@ class PlanTracker:
                 self._checks, self._next_check_s = self._checks + 1, at_s + interval_s
                 ends_s, stage = self.run_plan.ends_s, max(0, self.now.stage)
                 planned_s, plans = ends_s[min(stage, len(ends_s) - 1)], self.now.plans
-                deviation = PlanDeviation(at_s - self.from_s, stage, planned_s, plans, is_late=False)
+                deviation = PlanDeviation(at_s - self.from_s, stage, planned_s, plans, is_off_time=False)
         if deviation is None:
             return None
         self._is_searching = True
@@ -202,7 +202,7 @@ class PlanTracker:
         except LengthwiseError as error:
             # The run continues by the plan that it has, whatever happens to the search for another.
             self._report("keep", f"no other plan was found: {error}")
-        if found is None and deviation.is_late:
+        if found is None and deviation.is_off_time:
             self._report("keep", f"stage {deviation.stage + 1}")
         if found is not None:
             self._searches += 1

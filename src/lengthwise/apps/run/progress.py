@@ -114,7 +114,7 @@ class ModelProgress:
         total: Its tasks; ``states``: by state.
         active: Running requests.
         tokens: Output tokens since the start of the run; ``tokens_per_s``: over the time with a ready engine.
-        starts_s: Seconds since the longest start that is running began; None: no engine starts.
+        starts_s: Seconds since the earliest start that is still under way; None: no engine is starting.
         stage: Stage of the plan in which it runs or will run, from 0; None: none.
         left_s: Seconds for its remaining tasks at its rate so far; None: unknown, or none are left.
     """
@@ -292,8 +292,8 @@ def time_left(
 ) -> tuple[float, float, float] | None:
     """Return the seconds left with an interval: the plan's estimate at first, the measured one towards the end.
 
-    Until an engine is ready nothing is measured: the plan's clock stops while the first engine is late, and the time
-    before it counts as work only as far as the work is done.
+    Until an engine is ready nothing is measured: the plan's clock stops while the first engine is late, and the planned
+    time to its start counts as working time in proportion to the share of the work that is done.
 
     Args:
         share: Share of the work that is done, ``at_s`` since the start.
@@ -353,7 +353,7 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if all tasks are answered or skipped, 1 if some are dead or blocked, 130 if it was stopped."""
+        """Return 0 if all tasks are answered or skipped, 1 if some are dead or blocked, 130 if it ended early."""
         if self.how != "done":
             return 130
         return 1 if self.of(State.DEAD) + self.of(State.BLOCKED) else 0

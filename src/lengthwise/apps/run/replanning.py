@@ -251,7 +251,7 @@ class Replanner:
                 ratio = new[model].mean(limit) / current.mean(limit)
                 if abs(ratio - 1.0) > MIN_CHANGE:
                     ratios[model] = ratio
-        if not ratios and not deviation.is_late:
+        if not ratios and not deviation.is_off_time:
             return None
         rest = remaining(self.tasks, deviation.completed, deviation.written)
         if not len(rest.tasks):

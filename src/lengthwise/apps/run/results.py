@@ -38,7 +38,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """Written files: SHA-256 by name, the number of outputs, and the number of dead tasks."""
+    """Written files: SHA-256 by name, the number of outputs, and the number of dead or blocked tasks."""
 
     files: Mapping[str, str]
     answers: int
