@@ -66,7 +66,7 @@ def prefer(driver: Any, scheme: str) -> None:
 
 
 def until(driver: Any, script: str, limit_s: float = LIMIT_S) -> None:
-    """Waits until a script of the page says yes."""
+    """Waits until a script of the page returns true."""
     end = time.monotonic() + limit_s
     while not driver.execute_script(script):
         assert time.monotonic() < end, f"never came: {script}"

@@ -15,7 +15,7 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("explore" if os.environ.get("LENGTHWISE_EXPLORE") else "same")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, where Ctrl-C is not heard
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, which ignores Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,4 +1,4 @@
-"""An application that cannot be run is told so when it is made."""
+"""An application that cannot be run is reported when it is created."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_in_whatever_order_models_finish_all_finish_and_no_gpu_is_taken_twice(pl
     stages, ends = plan
     finished, now = set(), next_plans(stages, -1, (), set(), fits)
     for _ in range(len(ends)):
-        assert now.plans, "somebody runs while somebody is left"
+        assert now.plans, "some model runs while some model is left"
         assert fits(now.plans)
         models = [plan.model for plan in now.plans]
         assert len(set(models)) == len(models)
@@ -66,7 +66,7 @@ def test_in_whatever_order_models_finish_all_finish_and_no_gpu_is_taken_twice(pl
         finished.add(data.draw(st.sampled_from(models)))
         later = next_plans(stages, now.stage, now.plans, finished, fits)
         assert later.stage >= now.stage
-        for one in now.plans:  # nobody is stopped in his last stage
+        for one in now.plans:  # no model is stopped in its last stage
             ahead = {q.model for stage in stages[later.stage :] for q in stage}
             if one.model not in finished | ahead:
                 assert one in later.plans

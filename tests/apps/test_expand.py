@@ -1,4 +1,4 @@
-"""Applications unrolled: who is there, who waits for whom, and how long it may be."""
+"""Applications unrolled: which tasks exist, which of them wait for which, and how long their outputs may be."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_chain_waits_link_by_link_and_is_judged_by_its_end():
 
 
 def test_what_hangs_on_an_empty_list_alone_is_planned_as_absent():
-    """The run skips it, and all that hangs on it: nobody said anything that it could be about."""
+    """The run skips the call and all that depends on it: there is no output that it could be about."""
     rows = [{"chunks": ["one"]}, {"chunks": []}]
     complete = expand(chain(), rows)
     for seed in range(5):

@@ -1,4 +1,4 @@
-"""Algorithm 1, told again naively, and the two heuristics of section 5."""
+"""Algorithm 1, reimplemented naively, and the two heuristics of section 5."""
 
 from __future__ import annotations
 

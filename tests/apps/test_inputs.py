@@ -1,4 +1,4 @@
-"""Rows of files: the same whatever the form, and told where a file is no good."""
+"""Rows of files: the same whatever the format, and errors that name the place of a fault in a file."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_a_plan_that_is_hardly_sooner_than_a_quick_ways_is_not_taken_for_it():
 
 
 def started(tasks, draws, space, **options):
-    """What was told at first sight, and what each way found."""
+    """The first plan that the search reports, and what each method finds."""
     reported = []
     worlds = stages_of(tasks, draws, space)
     options = {"clock": _Ticks(), "additional": ("max", "min", "samullm"), **options}

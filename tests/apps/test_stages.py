@@ -1,4 +1,4 @@
-"""Stages of an application: nothing lost, nothing doubled, nobody before his parents."""
+"""Stages of an application: nothing lost, nothing doubled, no task before its parents."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError, OutputError
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with as many words as the prompt has, fails as it is told, counts what is under way."""
+    """Answers with as many words as the prompt has, fails as configured, counts the requests in flight."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""A local engine is ready when it is handed out, told of when it is not, and gone afterwards with all it started."""
+"""A local engine is ready when it is handed out, reported when it is not, and gone afterwards with its children."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def child_of(log: Path) -> int:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process runs no more; one that nobody has asked after counts as gone."""
+    """Whether a process no longer runs; an unreaped zombie counts as gone."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
     except OSError:

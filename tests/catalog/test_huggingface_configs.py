@@ -1,4 +1,4 @@
-"""A published config.json gives the shapes that the catalog lists, or says what it lacks."""
+"""A published config.json gives the shapes that the catalog lists, or an error names what it lacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def shapes(spec: ModelSpec) -> ModelSpec:
-    """The spec without what no config says."""
+    """The spec without the fields that no config contains."""
     return replace(spec, metadata=replace(spec.metadata, source="", aliases=(), published_params=None))
 
 

@@ -243,7 +243,7 @@ class Process:
         )
 
     def has(self, test):
-        """Waits until a test of the status says yes."""
+        """Waits until a test of the status returns true."""
         until_s = time.monotonic() + LIMIT_S
         while time.monotonic() < until_s:
             finished = self._cli("app", "status", self._out, "--json")
@@ -265,7 +265,7 @@ def some_are_done(status):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["interrupted", "killed", "cancelled"])
 def test_an_interrupted_run_is_resumed_and_ends_as_if_undisturbed(cli, tmp_path, how):
-    """Greedy answers: byte for byte those of a run that nobody disturbed."""
+    """Greedy answers: byte for byte those of an undisturbed run."""
     path = write_app(tmp_path, rows=30, step_s=0.02)
     assert run(cli, path, tmp_path / "complete", "-q").code == 0
     out = tmp_path / "run"

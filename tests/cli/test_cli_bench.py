@@ -289,7 +289,7 @@ def test_ctrl_c_writes_partial_records_and_exits_with_130(server, tmp_path):
 def test_a_measured_run_and_its_simulation_are_of_one_model_and_client_seconds_are_reported(
     cli, server, scenario_file, tmp_path
 ):
-    """The server calls the model "toy"; the scenario says what it is."""
+    """The server calls the model "toy"; the scenario states which model it is."""
     one = ("--set", "variants=null", "--set", "workload.request_rate=100")
     ran, simulated = tmp_path / "run.parquet", tmp_path / "simulated.parquet"
     assert cli("bench", server.url, scenario_file, *one, "--records", ran, "--quiet").code == 0

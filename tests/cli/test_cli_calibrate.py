@@ -209,4 +209,4 @@ def test_runs_of_a_deployment_are_known_by_its_shape_whatever_the_server_calls_t
     twice = cli("calibrate", path, renamed, "--holdout", renamed, "--out", out)
     assert (
         "given once, to be fitted or held out; renamed.parquet 1 and renamed.parquet 2 are the same" in twice.err
-    )  # and no doubt of the model
+    )  # and no warning about the model

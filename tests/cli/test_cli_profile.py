@@ -1,4 +1,4 @@
-"""``lengthwise profile``: imports, shows and checks, and says what is wrong with what it was given."""
+"""``lengthwise profile``: imports, shows and checks, and reports what is wrong with its input."""
 
 from __future__ import annotations
 

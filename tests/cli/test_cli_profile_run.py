@@ -1,4 +1,4 @@
-"""A measurement that ends early says where its points are, and leaves no file without any."""
+"""A measurement that ends early reports where its points are, and leaves no file without any."""
 
 import pytest
 

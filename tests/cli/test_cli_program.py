@@ -119,7 +119,7 @@ def test_an_encoding_without_our_characters_is_no_bug():
 
 
 def test_a_place_that_another_user_closed_is_no_bug(cli, monkeypatch, tmp_path):
-    """Whether a file is there at all may not be asked: none of the commands that look says so of its own."""
+    """Even the check whether a file exists is denied: the program reports it for every command that looks."""
     locked = tmp_path / "locked" / "run"
     exists = Path.exists
 

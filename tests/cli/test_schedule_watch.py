@@ -1,4 +1,4 @@
-"""lengthwise schedule watch as a user sees it, and what it is told."""
+"""lengthwise schedule watch as a user sees it, and the input that it gets."""
 
 from __future__ import annotations
 

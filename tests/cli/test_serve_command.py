@@ -235,7 +235,7 @@ def test_what_cannot_be_used_is_called_as_it_was_given(options, message, cli):
 
 @pytest.mark.parametrize("given", ["trace=collector", "proxies=lb.local", "journal=no/such/folder/j"])
 def test_problems_that_would_fail_the_start_are_reported_first(given, cli):
-    """Nothing has begun: no port is had, no engine asked."""
+    """Nothing has started: no port is bound, no request is sent to an engine."""
     finished = cli("serve", "--engine", "http://localhost:1", "--set", f"listen.{given}")
     assert (finished.code, finished.out) == (2, "")
     assert len(finished.err.splitlines()) == 1

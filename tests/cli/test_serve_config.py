@@ -1,4 +1,4 @@
-"""A gateway's file: what it says is what the gateway is told, and what it must not say is refused."""
+"""A gateway's file: its settings reach the gateway, and settings that it must not contain are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of applications: what they say becomes what is planned and run, and what is wrong in them is told."""
+"""Files of applications: their content is what is planned and run, and errors in them are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in files of applications, made in the examples: told once, with what was meant, before anything starts."""
+"""Mistakes made in the example applications: reported once, with the likely intent, before anything starts."""
 
 from __future__ import annotations
 

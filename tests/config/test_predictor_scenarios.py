@@ -1,4 +1,4 @@
-"""The table [predictor]: who predicts, what policies are told, and that it runs."""
+"""The table [predictor]: which predictor is used, what policies get from it, and that it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors are of points that were not learnt from, and larger where nothing was measured around them."""
+"""Errors are of points that were not fitted to, and larger where nothing was measured around them."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_auto_takes_the_smallest_error_on_unseen_points():
 
 
 def test_the_best_of_many_guesses_is_reported_as_a_guess():
-    """Of 40 estimators that guess, one is lucky; told on what did not choose it, it is a guess again."""
+    """Of 40 estimators that guess, one is lucky; judged on points that did not choose it, it is a guess again."""
     lucky, honest = [], []
     for seed in range(50):
         rng, half = np.random.default_rng(seed), np.arange(40) % 2

@@ -268,7 +268,7 @@ def test_kernels_of_vllm_on_a_real_gpu_are_predicted_within_two_percent(shared):
 
 
 def test_made_up_rows_have_no_error_and_are_named_wherever_the_tables_go(tmp_path, measured, one):
-    """Errors of made-up points against each other would say that nobody can be more exact."""
+    """Errors of made-up points against each other would claim an unsurpassable accuracy."""
     names = ["prefill attention", "decode attention"]
     invented = replace(measured, metadata=replace(measured.metadata, machine={MADE_UP: {name: [1] for name in names}}))
     write_profile(invented, tmp_path / "p.parquet")

@@ -1,4 +1,4 @@
-"""What is said of a profile: its gaps, its share of the data sheet, and what moved since an older one."""
+"""The report on a profile: its gaps, its share of the data sheet, and what moved since an older one."""
 
 from __future__ import annotations
 

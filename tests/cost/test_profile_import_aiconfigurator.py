@@ -1,4 +1,4 @@
-"""AIConfigurator's tables read into profiles: units, conventions, and what is told of what is not there."""
+"""AIConfigurator's tables read into profiles: units, conventions, and notes on what is not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A product of a vector and a matrix is a kernel of its own: what was measured of one token is told as it was."""
+"""A product of a vector and a matrix is a kernel of its own: one token keeps its measured time."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ QUICKER = 0.6
 
 
 def quick_vectors(times=QUICKER):
-    """A profile in which products of one token take so many times what the curve through the others says."""
+    """A profile in which products of one token take so many times what the curve through the others predicts."""
     rows = profile(noise=0.01)
     single = (rows["tokens"] == 1) & np.isin(rows["operator"], PRODUCTS)
     return rows, replace(rows, columns={**rows.columns, "seconds": rows["seconds"] * np.where(single, times, 1.0)})
@@ -50,7 +50,7 @@ def test_one_token_never_takes_longer_than_more():
 
 
 def test_errors_cover_only_what_is_fitted():
-    """One token is measured, not told by a curve: it neither blurs the curve nor counts among its errors."""
+    """One token is measured, not predicted by a curve: it neither blurs the curve nor counts among its errors."""
     plain, quick = quick_vectors()
     (_, report), (_, usual) = tables(quick), tables(plain)
     assert report.operators == usual.operators

@@ -15,7 +15,7 @@ _TITLE = re.compile(r'title="([^"]+)"')
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; with a ``title`` it is a file that the reader is told to write."""
+    """A fenced block; with a ``title`` it is a file that the reader has to write."""
 
     language: str
     title: str | None

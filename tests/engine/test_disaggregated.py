@@ -104,7 +104,7 @@ def test_a_link_takes_one_request_after_the_other(engine):
 
 @ENGINES
 def test_a_full_decode_side_fills_the_prefill_side_which_then_admits_no_request(engine):
-    """One seat to decode; the cache for prompts holds two of 256 tokens: the third waits until one was fetched."""
+    """One slot to decode; the cache for prompts holds two of 256 tokens: the third waits until one was fetched."""
     full = disaggregated(free_slots=1, blocks=128)
     full = replace(full, max_model_len=512)
     r = simulate(requests([0, 0, 0], [256] * 3, [41] * 3), full, engine=engine).requests
@@ -139,7 +139,7 @@ def test_routers_of_both_sides_pick_among_their_own(engine):
 
 
 def test_littles_law_holds_for_the_decode_side():
-    """Sequences in a step are rate x time in steps; who comes waits for half a step in the mean (PASTA)."""
+    """Sequences in a step are rate x time in steps; an arrival waits for half a step in the mean (PASTA)."""
     rng = np.random.default_rng(3)
     n, kv_transfer = 3000, KVTransfer(0.125, one_at_a_time=False)
     workload = requests(np.cumsum(rng.exponential(0.4, n)), rng.integers(1, 300, n), rng.integers(2, 60, n))
@@ -214,7 +214,7 @@ def test_two_deployments_become_one():
 
 @ENGINES
 def test_even_micro_batches_stay_alike(engine):
-    """Eight decode in a pipeline of two stages; without shares whoever comes joins the larger batch in the end."""
+    """Eight decode in a pipeline of two stages; without shares new ones join the larger batch in the end."""
     workload = requests(np.arange(200) * 0.06, [16] * 200, [100] * 200)
     sizes = {}
     for batching in ("unified", "even"):

@@ -12,7 +12,7 @@ from lengthwise.schema.workload import Workload
 
 @pytest.fixture(scope="module")
 def short_memory():
-    """A deployment whose cache is far too small for its eight seats."""
+    """A deployment whose cache is far too small for its eight slots."""
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=512, watermark=0.0)
     return deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=60)
 

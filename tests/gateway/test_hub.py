@@ -1,4 +1,4 @@
-"""The hub: decisions once a tick, everybody who waits is answered, nobody is left behind."""
+"""The hub: decisions once a tick, every waiting request is answered, none is left behind."""
 
 # ruff: noqa: A002 - the names of the scheduler's own arguments
 
@@ -244,7 +244,7 @@ def test_a_nonpreemptible_request_reports_it_once_and_may_be_preempted_elsewhere
         ticket.end(Outcome.FINISHED)
         ticket.mark_nonpreemptible()
         other = await driver.enter(request(2))
-        other.mark_nonpreemptible()  # nobody asks it anyway
+        other.mark_nonpreemptible()  # it is never preempted anyway
         assert scheduler.retained == [1, 1]
         other.end(Outcome.FINISHED)
 

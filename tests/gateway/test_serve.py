@@ -262,7 +262,7 @@ def test_tenants_keep_their_names_when_keys_come_and_go():
                 counts = {tenant: count for (_, _, tenant), count in g.telemetry.metrics.requests.items()}
                 assert counts == {"alpha": 1, "beta": 2, "gamma": 3, "delta": 1}
                 service = [g.scheduler.service.of(number) for number in range(1, 5)]
-                # who comes starts level with who was served last: 1, 1 + 2, 3 + 3, 6 + 1
+                # a new tenant starts level with the tenant served last: 1, 1 + 2, 3 + 3, 6 + 1
                 assert [served / service[0] for served in service] == [1.0, 3.0, 6.0, 7.0]
 
     run(work)
@@ -470,7 +470,7 @@ def test_a_renewed_certificate_is_shown_once_the_configuration_is_read_again(tmp
             async with gateway(config) as g:
                 assert await is_trusted(g.port, before)
                 after = issued(tmp_path)
-                assert not await is_trusted(g.port, after), "nobody said that there is another one"
+                assert not await is_trusted(g.port, after), "no request to reload it was sent"
                 await g.configure(config)
                 assert await is_trusted(g.port, after)
                 assert not await is_trusted(g.port, before)

@@ -1,4 +1,4 @@
-"""The recorded runs of Vidur replay exactly, and the script says so by its exit code."""
+"""The recorded runs of Vidur replay exactly, and the script reports it by its exit code."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Together(Bench):
 
 
 class Constant(Bench):
-    """Outputs all alike, seats for all, and memory for a few."""
+    """Outputs of equal length, slots for all, and memory for a few."""
 
     def requests(self, seed: int, predictor: str) -> Workload:
         made = super().requests(seed, predictor)

@@ -92,7 +92,7 @@ def test_loads_in_requests_a_second_and_by_time_alone(small) -> None:
     alone = small.succeeded(loads=(1.0,), seeds=1, unit=LoadUnit.ALONE)
     fcfs = of(alone, "fcfs", "", 1.0)
     jct, slowdown = fcfs["jct.mean"].value, fcfs["slowdown.mean"].value
-    assert fcfs.rate_rps > 2 / jct  # nobody is alone
+    assert fcfs.rate_rps > 2 / jct  # no request is alone
     assert slowdown > 1
 
 

@@ -1,4 +1,4 @@
-"""What the laboratory says in words."""
+"""The verdict of the laboratory in words."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_smaller_gain_with_a_bearable_tail_wins_over_a_larger_one_without() ->
 
 
 def test_requests_that_wait_for_memory_alone_form_a_queue(small) -> None:
-    """Constant outputs, seats for all, memory for few: perfect lengths bring nothing, but requests wait."""
+    """Constant outputs, slots for all, memory for few: perfect lengths bring nothing, but requests wait."""
     found = decision([*ends(full=0.0, gain=0.0, waiting=0.64), cell("sjf", "model", 1, 1)])
     assert (found.is_improvement, found.reason) == (False, "lengths alike")
     assert "wait for 64 % of their JCT" in found.description

@@ -40,7 +40,7 @@ def wrongly(kind: str, output: Any, rng: np.random.Generator) -> Any:
 
 @st.composite
 def misled(draw: st.DrawFn, kinds: tuple[str, ...] = WRONG) -> Workload:
-    """A workload whose predictions may be anything, once or anew at every window."""
+    """A workload whose predictions may be anything, once or again at every window."""
     workload = dataclasses.replace(draw(workloads()), after=None)  # who came before has the smaller number
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kind = draw(st.sampled_from(kinds))
@@ -58,7 +58,7 @@ def misled(draw: st.DrawFn, kinds: tuple[str, ...] = WRONG) -> Workload:
 
 @st.composite
 def served(draw: st.DrawFn, **axes: Any) -> Deployment:
-    """A deployment under which nobody is locked out, with these fields of its scheduler (lists are drawn from)."""
+    """A deployment that locks out no request, with these fields of its scheduler (lists are drawn from)."""
     deployment = draw(deployments())
     own = {name: draw(st.sampled_from(v)) if isinstance(v, list | tuple) else v for name, v in axes.items()}
     scheduler = dataclasses.replace(deployment.scheduler, **own)
@@ -115,7 +115,7 @@ class Doorkeeper(Reference):
 
     def _evict(self, rep: Any, step: Any, q: Any) -> None:
         if self.giving:
-            assert q.wait.before_s < self.s.params.max_wait_s, "who has waited too long leaves for nobody"
+            assert q.wait.before_s < self.s.params.max_wait_s, "an overdue request leaves for no other"
             assert q.generated > q.admission.generated, "an admission is worth a token at least"
         self.evicted.append((self.now_s, q.index))
         super()._evict(rep, step, q)

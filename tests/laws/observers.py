@@ -55,7 +55,7 @@ def longest_output(workload: Workload, deployment: Deployment) -> Any:
 
 
 def never_fits(workload: Workload, deployment: Deployment) -> Any:
-    """Which requests the built-in policies can never serve, told without the engine."""
+    """Which requests the built-in policies can never serve, determined without the engine."""
     limits, kv, s = deployment.limits, deployment.kv, deployment.scheduler
     hopeless = workload.prompt_tokens >= deployment.max_model_len
     if s.batching in ("prefill_first", "vidur_vllm"):
@@ -67,7 +67,7 @@ def never_fits(workload: Workload, deployment: Deployment) -> Any:
 
 
 def entries(deployment: Deployment, records: Records) -> Any:
-    """When each request that was sent has passed the front, told one after the other in the order of being sent.
+    """When each request that was sent has passed the front, computed one after the other in the order of being sent.
 
     NaN: it was never sent, or came after one that did not finish.
     """

@@ -1,4 +1,4 @@
-"""Laws of the wait before the engine: a pure delay moves an open loop as a whole, a serial front is a queue."""
+"""Laws of the wait in front of the engine: a pure delay moves an open loop as a whole, a serial front is a queue."""
 
 from __future__ import annotations
 

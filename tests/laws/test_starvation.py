@@ -24,7 +24,7 @@ UNBOUNDED = {"max_wait_s": INFINITY, "preemption": PREEMPTION_MODES}
 class Bounded(Doorkeeper):
     def passes(self, q, w):
         if w.wait.starvation_s(self.s.params.max_wait_s) <= self.now_s:
-            assert q.wait.key == -INFINITY, "nobody who is not overdue passes somebody who is"
+            assert q.wait.key == -INFINITY, "no request that is not overdue passes one that is"
             assert q.index < w.index, "overdue requests go in the order of arrival"
 
 
@@ -293,7 +293,7 @@ def test_a_window_ends_after_fifty_steps(workload, deployment):
 
 
 class Slots(Doorkeeper):
-    """By rank: nobody who has had a token keeps a seat from who ranks better, once preemptions were looked for."""
+    """By rank: no request with a token keeps a slot from one that ranks better, once preemptions were looked for."""
 
     def _preempt(self, rep, step):
         super()._preempt(rep, step)

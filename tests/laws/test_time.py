@@ -90,7 +90,7 @@ def test_a_replica_with_work_is_never_idle(workload, deployment):
 @LAW
 @given(workloads(), deployments(), st.sampled_from(["fcfs", "fcfs_evicted_first"]))
 def test_first_come_first_served_never_overtakes(workload, deployment, rank):
-    scheduler = dataclasses.replace(deployment.scheduler, rank=rank, binning=None)  # full bins go first
+    scheduler = dataclasses.replace(deployment.scheduler, rank=rank, binning=None)  # full bins are scheduled first
     r = run(workload, dataclasses.replace(deployment, scheduler=scheduler)).requests
     queues = [r.replica == replica for replica in range(deployment.parallel.replicas)]
     if scheduler.router == "central":

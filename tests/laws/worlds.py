@@ -95,7 +95,7 @@ def workloads(draw: st.DrawFn, max_requests: int = 40) -> Workload:
 
 @st.composite
 def afters(draw: st.DrawFn, n: int, rng: np.random.Generator) -> After | None:
-    """Who comes after whom: nobody, chains, or any of those before."""
+    """Which request comes after which: none, chains, or any of those before."""
     kind = draw(st.sampled_from(["nobody", "nobody", "chains", "any"]))
     if kind == "nobody":
         return None
@@ -110,7 +110,7 @@ def afters(draw: st.DrawFn, n: int, rng: np.random.Generator) -> After | None:
 
 
 def _predictions(rng: np.random.Generator, output: np.ndarray, error: float, window: int) -> Predictions:
-    """Lengths guessed anew at every window, rightly or wrongly."""
+    """Lengths predicted again at every window, rightly or wrongly."""
     rows = -(-output // window)
     start = np.concatenate([[0], np.cumsum(rows)])
     so_far = (np.arange(start[-1]) - np.repeat(start[:-1], rows)) * window

@@ -1,4 +1,4 @@
-"""A router before two engines: prompts go to the one that prefills, then to the one that decodes."""
+"""A router in front of two engines: prompts go to the one that prefills, then to the one that decodes."""
 
 from __future__ import annotations
 

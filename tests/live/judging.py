@@ -28,11 +28,11 @@ TOO_NOISY = 0.50
 """Where repeats of the very same requests lie further from their median, nothing can be judged."""
 
 MIN_COUNT, MAX_REQUESTS, LASTS_S = 64, 600, 6.0
-"""Of a load: requests, and seconds. What a quick engine serves within one second says more of the client."""
+"""Of a load: requests, and seconds. One second of load on a quick engine measures mostly the client."""
 
 Errors = Mapping[str, Mapping[str, float]]
 QUEUED, FREE = "static", "half"
-"""Loads: all at once beyond the seats, where everybody waits, and half of the capacity, where hardly anybody does."""
+"""Loads: all at once beyond the slots, where all requests wait, and half of the capacity, where hardly any do."""
 
 
 def lasting(rate_rps: float, seconds: float = LASTS_S) -> int:

@@ -41,7 +41,7 @@ def vllm(python: str, model: Path, log: Path, *words: str, path: tuple[Path, ...
 
 @dataclass(frozen=True)
 class Job:
-    """One request of a forced length, and what is told of it besides."""
+    """One request of a forced length, and additional fields of its body."""
 
     name: str
     tokens: int
@@ -54,7 +54,7 @@ class Job:
 
 
 def lengthwise(tokens: float, **more: Any) -> dict[str, Any]:
-    """What the plug-in is told."""
+    """The fields that the plug-in reads."""
     return {"vllm_xargs": {"lengthwise_predicted": tokens} | more}
 
 
@@ -146,7 +146,7 @@ async def holding(url: str, requests: Callable[[], int]) -> None:
 
 @dataclass
 class Slots:
-    """All seats of an engine, taken for as long as is wished by requests that nobody passes.
+    """All slots of an engine, taken for as long as is wished by requests that no other request passes.
 
     Attributes:
         url: The engine's.
@@ -161,7 +161,7 @@ class Slots:
 
 @contextlib.asynccontextmanager
 async def taken(url: str, max_num_seqs: int, tokens: int, report: dict[str, Any]) -> AsyncIterator[Slots]:
-    """Takes all seats; ``told`` puts who takes them before everybody else."""
+    """Takes all slots; ``report`` puts the requests that take them in front of all others."""
     out = Slots(url, 2 * max_num_seqs)
 
     async def one(k: int) -> None:

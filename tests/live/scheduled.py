@@ -55,7 +55,7 @@ def scheduler(model, asynchronous, kind=LengthScheduler, policy="fcfs", **settin
 
 
 class Worker:
-    """Computes what it is told to, and samples positions."""
+    """Computes what is scheduled, and samples positions."""
 
     def __init__(self):
         self.lengths, self.outputs = {}, {}

@@ -89,7 +89,7 @@ class Walk:
         return done.stdout
 
     def refused(self, words: str) -> str:
-        """What a command says against being asked that; it must not end with 0."""
+        """The message of a command that refuses its arguments; it must not end with 0."""
         done = self._done(words)
         assert done.returncode == 2, f"lengthwise {words}\n{done.stdout}\n{done.stderr}"
         return " ".join(done.stderr.split())
@@ -125,7 +125,7 @@ def parts() -> tuple[list[str], list[str], list[str]]:
 
 
 def write_device(path: Path) -> None:
-    """One thread of this machine as the guide says: described like a GPU, in a file of its own."""
+    """One thread of this machine as in the guide: described like a GPU, in a file of its own."""
     import _circle
 
     spec = _circle.this_thread()

@@ -32,9 +32,9 @@ GUIDE = ROOT / "docs" / "guide-gateway.md"
 PROGRAM = Path(sys.executable).with_name("lengthwise")
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<a>"
 SLOTS, CLIENTS, REQUESTS = 4, 12, 220
-"""More clients than seats, so that somebody waits; more requests than a look back needs."""
+"""More clients than slots, so that some requests wait; more requests than a look back needs."""
 MAX_TOKENS, LAST_TOKENS = 512, 200
-"""Asked for by all, and what one gets that is under way when the gateway is told to end."""
+"""The limit of all requests, and the output of one that is in flight when the gateway receives SIGTERM."""
 EXACT = 1e-9
 """Of arithmetic."""
 ENGINE, CLIENT = "http://localhost:8000", "http://localhost:8080/v1"
@@ -156,7 +156,7 @@ def started(place: Path, words: str) -> Iterator[tuple[subprocess.Popen, str]]:
 
 
 def address(head: str, name: str) -> str:
-    """What the gateway says is there."""
+    """The address that the gateway reports under a name."""
     return re.search(rf"{name} +(http://\S+)", head)[1]
 
 
@@ -189,7 +189,7 @@ def answered(client, question: Question, *, stream: bool) -> int:
 
 
 def last(client, process: subprocess.Popen) -> int:
-    """The same of a long one, from whose first token on the gateway is told to end."""
+    """The same of a long one, after whose first token the gateway receives SIGTERM."""
     options = {"include_usage": True}
     parts = client.chat.completions.create(**body("The last one.", LAST_TOKENS), stream=True, stream_options=options)
     for _ in parts:

@@ -1,4 +1,4 @@
-"""A schedule of phases before a real vLLM, unmodified: what its streams tell of them, and that nobody is lost."""
+"""A schedule of phases in front of a real, unmodified vLLM: its streams show them, and no request is lost."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def long(n: int, **report: object) -> list[Job]:
 
 
 def blockers() -> tuple[Job, ...]:
-    """Of a better class, so that nobody takes their seats: until they end all others have come."""
+    """Of a better class, so that no request takes their slots: until they end all others have come."""
     reported = lengthwise(LONG, lengthwise_class=-1)
     return tuple(Job(f"blocker{k}", LONG, reported) for k in range(SLOTS))
 

@@ -1,4 +1,4 @@
-"""A plug-in that fails inside a real vLLM: said once, and the engine goes on in its own order."""
+"""A plug-in that fails inside a real vLLM: reported once, and the engine goes on in its own order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mode engine-priority on a real vLLM: its own priority queue, told by the gateway; and one without such a queue."""
+"""Mode engine-priority on a real vLLM: its priority queue, with priorities of the gateway; and one without it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fcfs(model, engine_python):
 
 
 def test_an_engine_without_priority_scheduling_accepts_priorities_silently(fcfs):
-    """What vLLM's documentation says it refuses, 0.32 lets pass: nobody can tell from outside."""
+    """What vLLM's documentation refuses, 0.32 lets pass: a client cannot observe it from outside."""
     requested, _ = fcfs
     assert requested.refusals == {}
     assert sorted(requested.finished) == ["none", "one", "zero"]
@@ -87,7 +87,7 @@ def test_smaller_priorities_go_first_whenever_they_came(url):
     found = burst(url, jobs, head=busy)
     assert found.refusals == {}
     waited = [name for name in found.finished if name.startswith("p")]
-    # Two seats: whoever is two places before another never ends after it.
+    # Two slots: a request two places before another never ends after it.
     wanted = [f"p{value}" for value in sorted(values)]
     assert all(abs(waited.index(name) - wanted.index(name)) <= 1 for name in wanted)
 

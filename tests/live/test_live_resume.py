@@ -1,4 +1,4 @@
-"""Cut and resumed on a real vLLM: nobody can tell it from the answer; who goes is aborted there."""
+"""Cut and resumed on a real vLLM: the answer does not show it; a request whose client goes is aborted there."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_greedy_output_is_identical_cut_and_uncut(url, api):
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_greedy_output_is_identical_where_a_chunk_holds_several_tokens(url, api):
-    """A cut then comes in the midst of what the engine has not told yet."""
+    """A cut then comes in the middle of what the engine has not sent yet."""
 
     async def work() -> None:
         client = Client(url)

@@ -152,7 +152,7 @@ def test_with_vllms_own_scheduler_classes_every_token_comes_once(worlds, kind):
         assert world["mixed"] == 0
     assert tight["preemptions"] > 0
     assert all(admitted <= 2 for admitted, _, _ in tight["phases"])
-    # Four seats, outputs up to 12: seats bind now and then, iterations are exact all the same.
+    # Four slots, outputs up to 12: slots bind now and then, iterations are exact all the same.
     assert {steps for _, steps, _ in roomy["phases"][:-1]} == {5}
     assert sum(admitted for admitted, _, _ in roomy["phases"]) == 40 + roomy["preemptions"]
 

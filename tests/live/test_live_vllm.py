@@ -1,8 +1,8 @@
 """The whole circle on a real vLLM: profile, serve, measure, calibrate, simulate the same requests, compare.
 
-Two settings of the scheduler: of the first one all requests at once and half of the capacity are learnt from, 85 % of
-it and the second setting are told. The model is so small that HTTP and a busy machine are a good part of every
-step: bounds are those of judging.py.
+Two settings of the scheduler. The calibration fits to the first one with all requests at once and at half of the
+capacity; it predicts 85 % of the capacity and the second setting. The model is so small that HTTP and a busy machine
+are a good part of every step: bounds are those of judging.py.
 """
 
 from __future__ import annotations

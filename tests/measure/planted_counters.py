@@ -1,4 +1,4 @@
-"""What vLLM's ``/metrics`` would have told of a simulated engine, and its log of steps."""
+"""What vLLM's ``/metrics`` would have reported of a simulated engine, and its log of steps."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class ScriptedServer:
 
     def _look_up(self, ids: list[int]) -> None:
         """Counts what of a prompt was kept of earlier ones, in whole blocks from its beginning, and keeps it."""
-        begins = [tuple(ids[:end]) for end in range(BLOCK, len(ids), BLOCK)]  # the last token is computed anew
+        begins = [tuple(ids[:end]) for end in range(BLOCK, len(ids), BLOCK)]  # the last token is computed again
         self.looked_up += len(ids)
         self.found += BLOCK * sum(begin in self._retained for begin in begins)
         self._retained.update(begins)

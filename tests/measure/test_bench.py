@@ -1,4 +1,4 @@
-"""The load generator against a server that logs what it did: honest times, honest doubts, partial results."""
+"""The load generator against a server that logs what it did: honest times, honest warnings, partial results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_gaps_are_one_less_than_the_tokens_whatever_a_piece_holds():
 
 
 def test_a_stall_shows_in_requests_that_were_due_meanwhile():
-    """Coordinated omission: who is due while the server sleeps waits, though nobody was asked for them."""
+    """Coordinated omission: requests due while the server sleeps wait, though none of them was sent."""
     n, gap_s, start_s, stall_s = 40, 0.05, 0.5, 1.0
     measured, _ = served(Script(pauses=((start_s, stall_s),)), requests(n, gap_s, output=1))
     ttft_s = metrics.request_column(measured.records.requests, "ttft_s")
@@ -88,7 +88,7 @@ def test_a_stall_shows_in_requests_that_were_due_meanwhile():
 
 
 def test_latencies_count_from_when_a_request_was_due_even_where_the_client_is_late():
-    """A client whose thread is held up sends late; that is in the latencies, in the facts, and doubted."""
+    """A client whose thread is held up sends late; that is in the latencies, in the facts, and in a warning."""
     blocked_s = []
 
     def reported(done, _of):

@@ -1,4 +1,4 @@
-"""What the client says of itself: late, busy, or of two minds about the time."""
+"""What the client reports of itself: late, busy, or with two clocks that disagree."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_one_gpu_has_no_communication_and_two_have(deployment):
 
 @pytest.mark.slow
 def test_all_parameters_at_once_agree_with_what_was_planted(deployment):
-    """Those told contain the truth or come close; the others stay; held-out requests are met."""
+    """Determined parameters contain the truth or come close; the others stay; held-out requests are met."""
     truth = {"work": 1.3, "prefill": 1.0, "decode": 1.0, "host_step": 2e-3, "host_sequence": 4.4e-6}
     run = measured(requests(n=240), deployment, truth)
     calibration = calibrate([run], deployment)

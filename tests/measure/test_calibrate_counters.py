@@ -143,7 +143,7 @@ def steps_in(found, workload, deployment, truth):
 
 
 def test_steps_that_only_compute_a_part_of_a_prompt_are_in_no_stretch(deployment):
-    """With one seat prompts of several steps are computed alone, and vLLM counts the last of these steps only."""
+    """With one slot prompts of several steps are computed alone, and vLLM counts the last of these steps only."""
     workload = requests(2.0, 60, prompt=(5000, 8000), output=(20, 90))
     one = replace(deployment, limits=replace(LIMITS, max_num_seqs=1))
     run = streamed(workload, one, STEADY, 0.25, late_s=1e-4)

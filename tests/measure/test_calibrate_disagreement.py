@@ -1,4 +1,4 @@
-"""Runs that surely disagree with tables, moved or not, are no calibration; nor is who they are of taken for told."""
+"""Runs that surely disagree with tables, moved or not, are no calibration; nor is their stated model trusted."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_of_a_run_whose_last_requests_are_held_out_only_earlier_steps_are_used(d
 
 
 def test_what_a_log_may_have_seen_is_called_so(deployment):
-    """Cells of a log are of nobody: all are fitted to, and no score is told as one of held-out requests alone."""
+    """Cells of a log name no request: all are fitted to, and no score is reported as one of held-out requests alone."""
     fitted, held_out, _, every = slow_held_out(deployment)
     split = split_of([fitted], deployment, [held_out], ())
     reported = step_evidence_of(split.runs, deployment, in_cells(every), counters=True)

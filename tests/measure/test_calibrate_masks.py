@@ -150,7 +150,7 @@ def test_engines_that_are_known_to_attend_by_request_have_none():
 @pytest.mark.slow
 def test_masks_are_not_looked_for_in_runs_of_an_engine_that_has_none(small):
     masked = runs(small, {"work": 1.2, "masked": own_pair_s(small)})
-    # Without masks tables are moved far and still miss: of runs that tell nothing of where they come from, doubted.
+    # Without masks tables are moved far and still miss: of runs that do not report their origin, with a warning.
     found = calibrate(of_engine(masked, "vllm"), small, allow=("warnings",))
     assert found.tables.masked_s == 0.0
     assert any("dense masks were not looked for: vllm attends by request" in note for note in found.notes)

@@ -54,7 +54,7 @@ class TestRefusals:
         assert calibrate([replace(run, warnings=("late",))], deployment, allow=["warnings"], fit=["work"]).fitted
 
     def test_a_late_client_only_where_the_fit_could_feel_it(self, run, deployment):
-        """One request in a hundred left a little late from an idle loop: told, and taken."""
+        """One request in a hundred left a little late from an idle loop: reported, and accepted."""
         r, n = run.records.requests, len(run.records.requests.arrival_s)
         ttft_s = float(np.nanmedian(r.first_token_s - r.arrival_s))
         client = {"late_doubt": "the client was late", "cpu_share": 0.08, "loop_lag": {"surely_often": False}}

@@ -42,7 +42,7 @@ def test_tables_know_how_far_the_runs_reached_and_how_far_they_are_off(run, foun
     assert 0.005 <= errors["step"] <= found.log_sd
     work = found["work"]
     assert errors["layer"] == pytest.approx(np.log(work.high / work.low) / 3.92)
-    assert errors["host"] > 0.02  # what its interval leaves open, told or not
+    assert errors["host"] > 0.02  # what its interval leaves open, determined or not
     assert "calibrated" in found.tables.evidence.source
 
 

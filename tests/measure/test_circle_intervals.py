@@ -1,4 +1,4 @@
-"""Intervals of a circle's errors: repeats and blocks of requests drawn anew."""
+"""Intervals of a circle's errors: repeats and blocks of requests, resampled."""
 
 from __future__ import annotations
 

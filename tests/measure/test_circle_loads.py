@@ -1,4 +1,4 @@
-"""What an engine can take is told while somebody waits, and loads are shares of it."""
+"""The capacity of an engine is observed while requests wait, and loads are shares of it."""
 
 import heapq
 import sys
@@ -26,7 +26,7 @@ class Ran:
 
 
 def served(workload, prompt_s=0.0):
-    """By so many seats of equal speed, in order; each new request keeps everybody for ``prompt_s``."""
+    """Serves by so many slots of equal speed, in order; each request starts with ``prompt_s``."""
     n, free = len(workload), [0.0] * SLOTS
     finished, first, at = np.zeros(n), np.zeros(n), []
     for i in range(n):

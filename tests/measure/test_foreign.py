@@ -1,4 +1,4 @@
-"""Other programs' results become records with the numbers that they tell, and doubts of what they do not."""
+"""Other programs' results become records with the numbers that they report, and warnings of missing ones."""
 
 from __future__ import annotations
 

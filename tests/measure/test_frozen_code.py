@@ -1,4 +1,4 @@
-"""Whether code was frozen before runs were measured is told by what the code is, whatever its commits are called."""
+"""Whether code was frozen before runs were measured depends on its content, whatever its commits are called."""
 
 from __future__ import annotations
 

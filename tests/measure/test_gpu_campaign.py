@@ -1,4 +1,4 @@
-"""The campaign on a GPU keeps its time, ends what hangs, and says what a machine lacks; no GPU, no engine."""
+"""The campaign on a GPU keeps its time, ends what hangs, and reports what a machine lacks; no GPU, no engine."""
 
 import argparse
 import os
@@ -87,7 +87,7 @@ class Served:
 
 
 def loads(served, monkeypatch, repeats=2):
-    """The names of the runs that a turn had time for, and what was said."""
+    """The names of the runs that a turn had time for, and its messages."""
     monkeypatch.setattr(_circle.time, "monotonic", lambda: served.now)
     message, retained = [], []
     sizes = {"static_s": 4.0, "seconds": 25.0, "least": 16, "left_s": served.left_s}

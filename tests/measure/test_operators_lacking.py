@@ -1,4 +1,4 @@
-"""What a machine lacks is told before anything is measured: a GPU, a driver, a torch with CUDA, NCCL."""
+"""What a machine lacks is reported before anything is measured: a GPU, a driver, a torch with CUDA, NCCL."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What a server finds in its prefix cache is not computed: it is told, doubted, and not calibrated to."""
+"""What a server finds in its prefix cache is not computed: reported, warned about, and not calibrated to."""
 
 from __future__ import annotations
 

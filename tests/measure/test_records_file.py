@@ -1,4 +1,4 @@
-"""Records come back from a file as they went in, to the bit, and a bad file is told."""
+"""Records come back from a file as they went in, to the bit, and a bad file is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of real engines that are kept, calibrated and simulated anew: no engine and no noise, hence close bounds."""
+"""Runs of real engines that are kept, calibrated and simulated again: no engine, no noise, hence close bounds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_retained_runs_are_predicted_as_well_as_the_page_states(live, prefix, en
 
 
 def otherwise(rows, report):
-    """In words, what is further off than it was saved, or nearer. ``told``: by metric, each load's signed error."""
+    """In words, what is further off than it was saved, or nearer. ``report``: by metric, each load's signed error."""
     for metric, row in rows.items():
         was = {load: of["calibrated"] for load, of in row["details"]["signed_by_load"].items()}
         assert report[metric].keys() == was.keys()

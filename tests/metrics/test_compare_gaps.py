@@ -26,7 +26,7 @@ def complete(run: Measured) -> Run:
 
 
 def as_pieces(run: Measured, together: int = 1) -> Measured:
-    """The same run as a client sees it: the time of every token, told in pieces of so many."""
+    """The same run as a client sees it: the time of every token, reported in pieces of so many."""
     gaps, row = request_gaps(complete(run))
     r = run.records.requests
     at_s = [r.first_token_s[i] + np.concatenate([[0.0], np.cumsum(gaps[row == i])]) for i in range(len(r.status))]

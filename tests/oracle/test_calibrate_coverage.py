@@ -1,4 +1,4 @@
-"""How often a calibration's intervals hold what was planted is counted of what the runs told, each run once."""
+"""How often a calibration's intervals hold what was planted is counted as the runs reported it, each run once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ finally:
 
 
 def found(**parameters: tuple[float, float, bool]):
-    """What has these parameters: raw ends, and whether they were told; each left at 1 and widened to hold it."""
+    """A calibration with these parameters: raw ends, and whether they are determined; widened to hold 1."""
     made = tuple(
         Parameter(name, name, "x", 1.0, min(low, 1.0), max(high, 1.0), 1.0, reported, 0.1, bare=(low, high))
         for name, (low, high, reported) in parameters.items()

@@ -121,7 +121,7 @@ def test_shortest_first_beats_and_longest_first_loses_to_arrival_order():
 
 
 def test_two_priority_classes_without_preemption():
-    """Cobham: the first class waits for its own kind and whoever is in service, the second for all."""
+    """Cobham: the first class waits for its own kind and the request in service, the second for all."""
     load, n = np.array([0.3, 0.4]), N
     residual_s = load.sum()  # rate x E[S^2] / 2 with E[S^2] = 2
     expected = residual_s / (1 - load[0]), residual_s / ((1 - load[0]) * (1 - load.sum()))

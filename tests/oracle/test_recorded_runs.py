@@ -1,4 +1,4 @@
-"""Recorded runs of vLLM on GPUs are told from kernels that were profiled on the same GPUs."""
+"""Recorded runs of vLLM on GPUs are predicted from kernels that were profiled on the same GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the fidelity benchmark that are calibrations: one run of each, made again, says what the kept row says."""
+"""Rows of the fidelity benchmark that are calibrations: one run of each, rerun, agrees with the kept row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_recorded_run_calibrated_on_its_first_half_has_the_errors_in_its_rows(
 
 
 def test_intervals_of_planted_runs_hold_as_often_as_their_level_states(benchmark):
-    """Which parts a calibration tells depends on its search; of those told, at most one interval misses its value."""
+    """Which parts a calibration determines depends on its search; of those, at most one interval misses its value."""
     planted = benchmark("_planted")
     deployment = deploy("llama-3-8b", "H100", limits=EngineLimits(64, 2048, max_model_len=8192))
     retained = ROWS["calibrate_coverage"]["details"]["runs"]

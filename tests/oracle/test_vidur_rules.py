@@ -1,4 +1,4 @@
-"""The engine's Vidur schedulers against Vidur's rules told again (vidur_rules.py).
+"""The engine's Vidur schedulers against Vidur's rules, reimplemented (vidur_rules.py).
 
 First the oracle must reproduce recorded runs of Vidur, then the engine must do what the oracle
 does on seeded random clusters, iteration by iteration.
@@ -193,7 +193,7 @@ def test_engine_follows_vidurs_rules(name: str) -> None:
         tables = synthetic_tables(rules.stages)
         engine = "reference" if seed < 2 else "kernel"
         restarts += assert_same(work, rules, tables, synthetic_stage_times(tables), engine)
-    assert (restarts > 0) == kind.tight, "a tight kind that throws nobody back tests nothing"
+    assert (restarts > 0) == kind.tight, "a tight kind that restarts no request tests nothing"
 
 
 REAL = [

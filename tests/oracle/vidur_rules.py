@@ -1,4 +1,4 @@
-"""Vidur's event loop and schedulers told again in plain Python, apart from the engine.
+"""Vidur's event loop and schedulers reimplemented in plain Python, apart from the engine.
 
 The rules are those of microsoft/vidur (MIT, commit 7d47513), flaws included; nothing here knows
 lengthwise. `play` runs requests through them, `recorded_stage_times` reads stage times from
@@ -75,7 +75,7 @@ StageTime = Callable[[Batch, int], float]
 
 @dataclass(eq=False)
 class Replica:
-    """What one replica knows: who waits, who is idle between two batches, who holds blocks."""
+    """What one replica knows: requests that wait, are idle between two batches, or hold blocks."""
 
     rules: Rules
     waiting: list[Job] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Vllm(Paged):
 
 
 class Sarathi(Paged):
-    """Decodes first, then chunks of begun prompts, then of new ones, within a budget of tokens."""
+    """Decodes first, then chunks of started prompts, then of new ones, within a budget of tokens."""
 
     def form(self) -> Batch:
         batch, started = self.decodes()
@@ -220,7 +220,7 @@ class WholeLength(Replica):
 
 
 class Orca(WholeLength):
-    """Iteration-level: whoever is idle goes on, the rest of the batch is new prompts, whole."""
+    """Iteration-level: idle requests go on, the rest of the batch is new prompts, whole."""
 
     def form(self) -> Batch:
         going_on, self.idle = self.idle[: self.step_cap], self.idle[self.step_cap :]
@@ -337,7 +337,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What happened; ``drained`` is Vidur's last assertion: nobody waits, nobody holds blocks."""
+    """What happened; ``drained`` is Vidur's last assertion: no request waits, none holds blocks."""
 
     jobs: list[Job]
     iterations: int

@@ -1,4 +1,4 @@
-"""Every built-in policy: compiled and interpreted alike, and doing what its name says."""
+"""Every built-in policy: compiled and interpreted alike, and doing what its name states."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def calls(draw, axis):
 
 
 def of(axis, name, **given_arguments):
-    """What a built-in policy says; arguments that are not given are 0."""
+    """The result of a built-in policy; arguments that are not given are 0."""
     function = policy.interpreted(policy.known(axis)[name])
     return function(*[given_arguments.get(argument, 0) for argument in ARGUMENTS[axis]])
 

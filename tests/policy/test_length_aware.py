@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize("engine", ["kernel", "reference"])
 
 
 def place(seqs=1, layer_s=(1.0, 1.0), blocks=64, max_model_len=400, memory="paged", **axes):
-    """A replica on which a step takes a second, or by its tokens what ``layer_s`` says."""
+    """A replica on which a step takes a second, or by its tokens what ``layer_s`` specifies."""
     layer_s = np.array(layer_s)
     one, no = np.zeros(len(layer_s)), np.zeros(2)
     cost = CostTables(layer_s, one, one, one, no, no, np.zeros((2, 2)), np.zeros((2, 2)), np.array([1]))
@@ -29,7 +29,7 @@ def place(seqs=1, layer_s=(1.0, 1.0), blocks=64, max_model_len=400, memory="page
 
 
 def requests(*rows, predicted=None, **more):
-    """(arrival, prompt, output) of each; predicted right if nothing else is said."""
+    """(arrival, prompt, output) of each; predicted right unless specified otherwise."""
     arrival, prompt, output = map(np.array, zip(*rows, strict=True))
     given = {} if "predictions" in more else {"predicted_tokens": output if predicted is None else predicted}
     return Workload(arrival, prompt, output, **given, **more)
@@ -81,7 +81,7 @@ def test_worth_preempts_no_request_more_often_than_allowed(engine):
 
 
 def test_the_multilevel_queue_takes_a_slot_when_a_level_is_used_up(engine):
-    """Level 0 ends after 4 tokens: at 6 s the newcomer goes first; at 3 s it does not."""
+    """Level 0 ends after 4 tokens: at 6 s the newcomer is scheduled first; at 3 s it is not."""
     levels = {"rank": "mlfq(quantum=4, levels=3)", "preemption": "by_rank"}
     assert run(LONG_THEN_SHORT, place(**levels), engine).finished_s[1] == 8
     early = requests((0.0, 4, 20), (2.5, 4, 2))
@@ -115,7 +115,7 @@ def test_tenants_of_unequal_demand_are_served_alike(engine):
 
 
 def test_tenants_share_the_slots_of_one_step(engine):
-    """Whoever is charged counts at once: four seats each, though one tenant's requests came first."""
+    """Service is charged at once: four slots each, though one tenant's requests came first."""
     tenant = np.repeat([0, 1], 8)
     r = run(requests(*[(0.0, 4, 30)] * 16, tenant=tenant), place(seqs=8, rank="vtc"), engine)
     assert tenant[r.scheduled_s == 0].sum() == 4
@@ -152,7 +152,7 @@ def test_a_bin_waits_for_company_but_not_for_ever(engine):
 
 @pytest.mark.parametrize(("batching", "together"), [("static", True), ("static_bins", False)])
 def test_one_batch_is_never_mixed_with_the_next(engine, batching, together):
-    """A batch that left its bin half empty runs alone, though there is a seat for one of the next."""
+    """A batch that left its bin half empty runs alone, though there is a slot for one of the next."""
     rows = requests((0.0, 4, 50), (0.0, 4, 50), (1.0, 4, 5), (2.0, 4, 50), (2.0, 4, 50))
     axes = {"rank": "completed_batches", "binning": "bins(boundaries=[10])", "batch_wait_s": 0.0}
     r = run(rows, place(2, batching=batching, **axes), engine)
@@ -161,7 +161,7 @@ def test_one_batch_is_never_mixed_with_the_next(engine, batching, together):
 
 
 def test_elis_reforms_its_batch_after_fifty_steps_or_a_completion(engine):
-    """Algorithm 1: a shorter request comes at 5.5 s; it has a seat at 50 s, or when another ends."""
+    """Algorithm 1: a shorter request comes at 5.5 s; it has a slot at 50 s, or when another ends."""
     elis = dataclasses.asdict(policy.scheduler("elis"))
     alone = run(requests((0.0, 4, 120), (5.5, 4, 30)), place(**elis), engine)
     assert alone.scheduled_s.tolist() == [0, 50]
@@ -207,7 +207,7 @@ def test_the_predicted_peak_follows_what_is_predicted_now(engine, retry, schedul
 
 
 def test_an_overdue_request_is_scheduled_first_and_stays(engine):
-    """Short requests keep coming; the long one waits 10 s, then holds its seat to its end."""
+    """Short requests keep coming; the long one waits 10 s, then holds its slot to its end."""
     short = [(float(i), 4, 3) for i in range(40)]
     rows = requests(*sorted([(0.5, 4, 30), *short]))
     served = run(rows, place(rank="srtf", preemption="by_rank"), engine)
@@ -218,7 +218,7 @@ def test_an_overdue_request_is_scheduled_first_and_stays(engine):
 
 
 def test_an_aged_request_is_passed_only_for_a_while(engine):
-    """27 tokens longer at 3 tokens a second: nobody who came 9 s later goes first."""
+    """27 tokens longer at 3 tokens a second: no request that came 9 s later is scheduled first."""
     rows = requests((0.0, 4, 3), (0.5, 4, 30), *((i + 0.6, 4, 3) for i in range(30)))
     r = run(rows, place(rank="aged(weight=3)"), engine)
     passed = np.flatnonzero(r.scheduled_s < r.scheduled_s[1])

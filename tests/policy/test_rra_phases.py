@@ -1,4 +1,4 @@
-"""RRA: phases of prefill and decode, told by the steps of small runs."""
+"""RRA: phases of prefill and decode, observed in the steps of small runs."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_gittins_is_the_least_ratio_of_all_that_could_be_tried(d, age):
 
 
 def test_gittins_of_an_exponential_is_its_mean_at_any_age():
-    """No memory: nothing is learnt by waiting (up to the levels' grid)."""
+    """No memory: waiting reveals nothing (up to the levels' grid)."""
     levels = np.concatenate([np.linspace(0, 0.999, 2000), [0.9999, 1.0]])
     d = LengthDistribution.of(1 + 300 * expon.ppf(np.minimum(levels, 0.99999))[None], levels)
     index = np.array([d.gittins(age)[0] for age in (1, 50, 100, 300, 600)])

@@ -117,7 +117,7 @@ def alike(a, b):
 
 
 def known_samples(n=120, seed=0, *, cut=None):
-    """Essays are long, names are short; "3" says three times as long."""
+    """Essays are long, names are short; "3" means three times as long."""
     rng = np.random.default_rng(seed)
     kinds, many = rng.integers(0, 2, n), rng.integers(1, 4, n)
     requested = ["name a word of the", "write a long essay about"]

@@ -16,7 +16,7 @@ from lengthwise.schema.errors import InputError
 
 
 class States:
-    """A predictor that says what it was given, whoever asks."""
+    """A predictor that returns what it was given, whatever its caller."""
 
     def __init__(self, tokens, spread=0.0) -> None:
         self.table, self.spread = dict(tokens), spread

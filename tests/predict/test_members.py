@@ -296,7 +296,7 @@ def test_lengths_are_numbers():
 
 
 class Wavers(Misled):
-    """Is in doubt of prompts of odd length alone."""
+    """Is uncertain about prompts of odd length alone."""
 
     def predict(self, prompts, tokens_so_far=0):
         wide = np.where(prompts.prompt_tokens % 2, 1.5, 0.05)[:, None]

@@ -1,4 +1,4 @@
-"""A saved predictor comes back as it was, and a bad file is told apart."""
+"""A saved predictor comes back as it was, and a bad file is recognized."""
 
 from __future__ import annotations
 

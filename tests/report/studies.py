@@ -1,4 +1,4 @@
-"""A study made by hand: queues with closed forms, so that every number can be told again."""
+"""A study made by hand: queues with closed forms, so that every number can be derived again."""
 
 from __future__ import annotations
 

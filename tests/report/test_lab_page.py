@@ -73,7 +73,7 @@ def test_the_terminal_shows_the_worth_at_every_load(found) -> None:
     )
     assert "90 % of capacity (7.20 requests/s), batch 8" in text
     assert re.search(r"sjf\s+│ noisy\s+│\s+20.0 ± 2.0", text)
-    assert "preempted" not in text  # nobody was
+    assert "preempted" not in text  # no request was
 
 
 def test_the_terminal_output_is_not_wider_than_requested(found) -> None:

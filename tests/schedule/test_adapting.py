@@ -217,7 +217,7 @@ def test_lengths_seen_stay_within_the_model(summaries):
 
 @pytest.fixture(scope="module")
 def followed(planner, choice, summaries):
-    """A stream whose outputs become 30 % longer, told to two adapters alike."""
+    """A stream whose outputs become 30 % longer, observed by two adapters alike."""
     rng = np.random.default_rng(5)
     new = longer(summaries, 0.3)
     outputs = [rng.choice(len(t.output_pmf), n, p=t.output_pmf) for t, n in ((summaries, 500), (new, 1300))]

@@ -1,4 +1,4 @@
-"""Prefill and decode on replicas of their own: balance, what binds, and what is said of it."""
+"""Prefill and decode on replicas of their own: balance, what binds, and how it is described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drift does to a chosen schedule, and what loading anew costs."""
+"""What drift does to a chosen schedule, and what reloading costs."""
 
 from __future__ import annotations
 

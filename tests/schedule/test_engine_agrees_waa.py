@@ -143,7 +143,7 @@ def test_random_schedules_yield_what_was_expected(opt, four_a40, opt_tables, pre
 @pytest.mark.slow
 @pytest.mark.parametrize(("controls", "preset"), [(Controls(M, 2), "exegpt-s"), (Controls(C, 3), "exegpt-g")])
 def test_where_decoding_binds_its_batch_is_full_and_prefill_waits(opt, four_a40, opt_tables, controls, preset):
-    """Not those who were prefilled: no more are let in than have seats or are on their way."""
+    """Prefilled requests do not wait: no more are admitted than have slots or are on their way."""
     estimator = Estimator(TaskLengths.from_preset(preset), four_a40, opt, opt_tables)
     expected = estimator.estimate([controls])
     assert expected.decode_s[0] == expected.cycle_s[0]

@@ -118,7 +118,7 @@ def test_adjustment_narrows_what_it_can_and_none_leaves_the_normal_range(opt, fo
     assert (limited.prefill_range < free.prefill_range).all()
     assert (limited.latency_high_s < free.latency_high_s).all()
     np.testing.assert_allclose(limited.decode_range, free.decode_range, rtol=0.01)
-    # Batches are of whole prompts: of ten nobody makes equal ones, of fifty nearly.
+    # Batches are of whole prompts: ten cannot be made equal, fifty nearly.
     assert fixed.prefill_range[0] < 0.02
     assert 0.05 < fixed.prefill_range[1] < limited.prefill_range[1] * 1.2
     sd = np.sqrt(summaries.prompt_variance) / summaries.mean_prompt_tokens

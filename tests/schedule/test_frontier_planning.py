@@ -79,7 +79,7 @@ def test_kinks_are_where_another_kind_takes_over(fronts):
 
 
 def test_kinds_that_overtake_each_other_at_every_step_are_one(fronts):
-    """Two whose bests lie a hundredth of a bound apart take turns; told are the first, and who has the end."""
+    """Two whose bests lie a hundredth of a bound apart take turns; the first and the one at the end are reported."""
     (_, points), *_ = fronts
     turns = [
         replace(

@@ -72,7 +72,7 @@ def test_slots_cover_prefills_and_the_decode_batch(of_opt, max_num_seqs):
 
 
 def test_without_slots_or_time_there_is_no_schedule(of_opt):
-    """RRA serves one request in one seat; WAA has one in each of its iterations."""
+    """RRA serves one request in one slot; WAA has one in each of its iterations."""
     code = of_opt("exegpt-g")
     phases, ever = (
         InPlace(Planner(code, [4]), deployed(code, 4, 1), max_num_seqs=max_num_seqs) for max_num_seqs in (1, math.inf)

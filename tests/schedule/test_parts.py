@@ -1,4 +1,4 @@
-"""Parts of the GPUs by themselves: told where they serve more than one pipeline of all, or meet what it cannot."""
+"""Parts of the GPUs: reported where they serve more than one pipeline of all, or meet a bound that it cannot."""
 
 from __future__ import annotations
 

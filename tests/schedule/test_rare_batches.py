@@ -1,4 +1,4 @@
-"""Micro-batches that may be empty: what is said of them is right at its ends and jumps nowhere."""
+"""Micro-batches that may be empty: what is estimated of them is right at its ends and jumps nowhere."""
 
 from __future__ import annotations
 

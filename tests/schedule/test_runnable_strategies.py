@@ -1,4 +1,4 @@
-"""What engines can be told instead of a choice: of the strategies that were asked for, and of no other."""
+"""What engines can run instead of a choice: of the requested strategies, and of no other."""
 
 from __future__ import annotations
 

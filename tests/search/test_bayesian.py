@@ -53,7 +53,7 @@ def points(axes):
 
 
 def waves(strategy, score):
-    """All waves of a search, told in another order than they were asked for."""
+    """All waves of a search, reported in another order than they were suggested."""
     sent = []
     while wave := strategy.suggest():
         sent.append(wave)
@@ -85,7 +85,7 @@ def reached(scores):
 
 
 def test_a_few_trials_learn_what_is_infeasible_and_what_is_good():
-    """The later half of 60 trials is better than chance: the estimator hears what it is told."""
+    """The later half of 60 trials is better than chance: the estimator uses what is reported to it."""
     axes = [{"x": tuple(range(200)), "side": ("left", "right")}]
 
     def score(settings):

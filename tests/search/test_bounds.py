@@ -75,7 +75,7 @@ def complete(workload, deployment):
 
 
 def check_batch(workload, deployment):
-    """The requests take as long as the ceiling says, with limits on TBT that the run just holds, too."""
+    """The requests take as long as the ceiling states, with limits on TBT that the run just holds, too."""
     window = complete(workload, deployment)
     achieved = len(workload) / window.end_s if window.end_s else 0.0
     assert achieved <= ceiling(deployment, workload).rate_rps
@@ -108,7 +108,7 @@ def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
 @settings(max_examples=EXAMPLES)
 @given(batches(), rooflines(), st.sampled_from(["ttft", "jct", "tpot", "tbt"]), st.sampled_from([*QUANTILES, "mean"]))
 def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, metric, statistic):
-    """Far apart, requests meet nobody: the least bound that their run holds must pass, half of it may not."""
+    """Far apart, requests do not overlap: the least bound that their run holds must pass, half of it may not."""
     far = dataclasses.replace(workload, arrival_s=np.arange(len(workload)) * 1e5)
     window = complete(far, deployment)
     served = window.records.requests.output_tokens > 0
@@ -129,7 +129,7 @@ def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, m
 
 
 def test_impossible_limits_are_found():
-    """Half of what an idle deployment takes is told, and of gaps nine tenths."""
+    """Half of what an idle deployment takes is reported, and of gaps nine tenths."""
     one = built("llama-3-8b", "H100", 1, 1, EngineLimits(max_model_len=4096), "sarathi", None)
     workload = Workload(np.zeros(50), np.full(50, 3000), np.full(50, 10))
     window = complete(dataclasses.replace(workload, arrival_s=np.arange(50) * 100.0), one)

@@ -1,4 +1,4 @@
-"""A search finds what a search of everything finds, whoever works and whatever was kept."""
+"""A search finds what an exhaustive search finds, whatever its workers and whatever was kept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def by_key(plan):
 
 
 def check_nothing_is_lost(requested, draw, top, space=SMALL):
-    """The pruned search's best is among the best of all, and nobody that it left out is better."""
+    """The pruned search's best is among the best of all, and no choice that it left out is better."""
     own = ask(bench(requested, draw), space)
     complete = ask(bench(requested, draw), space, Options(top, exhaustive=True, sensitivity=False))
     assert complete.effort.pruned == 0

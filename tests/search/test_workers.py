@@ -1,4 +1,4 @@
-"""Workers: every task once, errors as they were, and nobody left behind."""
+"""Workers: every task once, errors as they were, and no worker left behind."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def later_first(arrival_s):
 
 
 def test_a_violated_bound_would_be_detected(monkeypatch):
-    """The engine is told of no bound, the check of one."""
+    """The engine gets no bound, the check gets one."""
     chosen = policy.rank(later_first)
     tried = _worlds.worlds(chosen, 6, 0)
     plain = {id(world.workload): world for world in tried}

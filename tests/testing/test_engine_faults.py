@@ -185,7 +185,7 @@ def test_health_can_fail_and_a_restart_clears_the_engine():
 
 
 def test_clients_that_leave_at_any_time_leave_nothing_behind():
-    """Some before their turn, some in the middle, some at the end; seats for a few only."""
+    """Some before their turn, some in the middle, some at the end; slots for a few only."""
     rng = np.random.default_rng(0)
     stays_s = rng.exponential(0.02, 300)
     spec = dataclasses.replace(SPEC, limits=Limits(max_num_seqs=8, num_blocks=600))

@@ -189,7 +189,7 @@ def test_what_is_wrong_is_refused_as_vllm_refuses():
 
 
 def test_a_full_queue_is_503_and_priority_is_scheduled_first():
-    """The first takes the only seat until all others have come."""
+    """The first takes the only slot until all others have come."""
     limits = Limits(max_num_seqs=1, max_num_queued_reqs=3, by_priority=True)
     spec = EngineSpec(limits=limits, steps=LinearSteps(0.002, 0, 0))
 

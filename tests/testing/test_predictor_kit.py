@@ -41,7 +41,7 @@ def test_own_members_pass(name):
 
 
 def unchecked(tokens):
-    """A LengthDistribution that nobody has looked at."""
+    """A LengthDistribution without validation."""
     stated = object.__new__(LengthDistribution)
     object.__setattr__(stated, "tokens", np.asarray(tokens, float))
     object.__setattr__(stated, "levels", LEVELS)
@@ -123,14 +123,14 @@ class Greedy(BucketEcdf):
 
 
 class Deaf(BucketEcdf):
-    """Has not heard of the tokens so far."""
+    """Ignores the tokens so far."""
 
     def predict(self, prompts, tokens_so_far=0):
         return super().predict(prompts, 0)
 
 
 class OneAge(BucketEcdf):
-    """Takes the first request's tokens so far for everybody's, and nobody's below 2."""
+    """Takes the first request's tokens so far for every request's, and no request's below 2."""
 
     def predict(self, prompts, tokens_so_far=0):
         ages = np.broadcast_to(np.asarray(tokens_so_far), (len(prompts),))

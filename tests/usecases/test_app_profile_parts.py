@@ -41,7 +41,7 @@ from lengthwise.usecases.app_profile_measurement import (
 
 
 class Scripted:
-    """A launcher whose every act takes as long as its script says, on a clock of its own."""
+    """A launcher whose every act takes as long as its script specifies, on a clock of its own."""
 
     def __init__(self, start=7.0, sleep=0.5, wake=2.0, stop=1.5):
         self.now_s, self.takes, self.up = (100.0, {"start": start, "sleep": sleep, "wake": wake, "stop": stop}, 0)

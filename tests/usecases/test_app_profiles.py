@@ -33,7 +33,7 @@ def what(tmp_path, **changes):
 
 
 def measured(one, folder, options=FEW):
-    """(profile, what was said meanwhile); a tick a look at the clock."""
+    """(profile, the messages meanwhile); a tick a look at the clock."""
     reported = []
     found = profile_app(one, folder, options, report=reported.append, now_s=itertools.count().__next__)
     return found, reported
@@ -41,7 +41,7 @@ def measured(one, folder, options=FEW):
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """(folder, profile, what was said) of a profile that was measured whole."""
+    """(folder, profile, messages) of a profile that was measured whole."""
     folder = tmp_path_factory.mktemp("profile")
     return folder, *measured(what(folder), folder / "out")
 

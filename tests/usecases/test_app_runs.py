@@ -147,7 +147,7 @@ def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on
 
 @pytest.mark.parametrize("change", [{"body": {"chat_template_kwargs": {"thinking": False}}}, {"served": "other"}])
 def test_what_engines_put_into_every_request_is_part_of_its_answer(tmp_path, change):
-    """Answers to another request are asked again, which is told; those to the same are kept."""
+    """Answers to another request are requested again, which is reported; those to the same are kept."""
     spec = EngineSpec("opt-125m", limits=Limits(8, 2048))
     app = small(App([Model("a")], [Call("x", "a", "{{ topic }}")]), tokens=4)
     with in_thread(EngineServer(spec), EngineServer(replace(spec, model="other"))) as up:

@@ -1,4 +1,4 @@
-"""An application's file whose simulated answers are not as long as planned: seen, planned anew, said."""
+"""An application's file whose simulated answers are not as long as planned: observed, replanned, reported."""
 
 from __future__ import annotations
 

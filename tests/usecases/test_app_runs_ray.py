@@ -72,7 +72,7 @@ def test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelle
     first = run_app(planned, ROWS, slow, folder, settings=SETTINGS, monitor=watching)
     assert error.killed
     reported = [event["what"] for event in first.metadata["events"]]
-    # One that was not ready yet when it was killed was never there to die: it is started anew all the same.
+    # One that was not ready yet when it was killed was never there to die: it is restarted all the same.
     assert "died" in reported or reported.count("start") > reported.count("ready")
     assert first.completed.how == "cancelled"
     last = run_app(planned, ROWS, engines("ray", "--fixed-s 0.002"), folder, settings=SETTINGS, resume=True)

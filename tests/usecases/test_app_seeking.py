@@ -1,4 +1,4 @@
-"""A plan to begin with is there while another is looked for, and what is found is what is told of the run."""
+"""An initial plan exists while the search for another goes on, and the run reports the plan that was found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example applications: their rows, their plans, their runs in virtual time; and how mistakes in them are told."""
+"""The example applications: their rows, their plans, their runs in virtual time; and reports of mistakes in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scenario on hardware that nobody measured says so, with intervals as wide as that."""
+"""A scenario on unmeasured hardware reports it, with intervals as wide as that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front before the engine that is nearly always busy is told; others are not."""
+"""A nearly always busy front of the engine is reported; others are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much later than said requests may come to an engine reaches the intervals of first tokens, and nothing else."""
+"""How much later than stated requests may reach an engine widens the intervals of first tokens, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model's own error as an interval, and what is said beyond the measurements."""
+"""The cost model's own error as an interval, and the notes on runs beyond the measurements."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_chunks_are_those_of_one_prompt() -> None:
 
 
 def test_prefixes_before_a_chunk_are_reported_only_where_prompts_are_chunked() -> None:
-    """Tables of prompts measured whole: nothing is said of a run that cuts none, whatever its lengths."""
+    """Tables of prompts measured whole: there is no note on a run that cuts none, whatever its lengths."""
     for rate, budget, cut in ((RATE, 8192, False), (BUSY_RATE, 256, True)):
         set_ = [f"engine.max_num_batched_tokens={budget}"]
         (variant,) = variants.build(config.loads(requested(rate).to_toml(), overrides=set_))

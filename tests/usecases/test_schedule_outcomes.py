@@ -1,4 +1,4 @@
-"""What a kept schedule is said to have reached: means, quantiles and their intervals, and what is asked of engines."""
+"""The reported outcome of a kept schedule: means, quantiles and their intervals, and what engines must hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_of(prefill_batch=3, decode_steps=5):
 
 
 def test_an_engine_may_have_what_all_but_one_phase_in_a_hundred_hold():
-    """Drawn phases against the bound that the gateway is told."""
+    """Drawn phases against the bound that the gateway gets."""
     task = TaskLengths.from_samples([10], np.arange(2, 41))
     phases = phases_of(row_of(prefill_batch=10, decode_steps=6), task)
     rng = np.random.default_rng(0)

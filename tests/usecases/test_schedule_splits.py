@@ -1,4 +1,4 @@
-"""What a split schedule is said to have reached: requests that ended, those under way, and latencies."""
+"""The reported outcome of a split schedule: requests that ended, those in flight, and latencies."""
 
 from __future__ import annotations
 

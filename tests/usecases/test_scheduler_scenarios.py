@@ -1,4 +1,4 @@
-"""[scheduler] says preemption, bins, bounds on waiting, and parameters of policies."""
+"""[scheduler] sets preemption, bins, bounds on waiting, and parameters of policies."""
 
 from __future__ import annotations
 

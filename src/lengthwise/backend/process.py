@@ -154,8 +154,8 @@ def stop(
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a free port, another one at each call; raise OutputError if there is none.
 
-    It is outside the ephemeral range: the system could give an ephemeral port to another program before the engine
-    listens, and engines use some themselves while they start.
+    It is outside the ephemeral range: the system could give an ephemeral port to another program while the
+    engine starts, and engines use some themselves meanwhile.
     """
     for _ in _PORTS:
         port = _PORTS[next(_next_port) % len(_PORTS)]

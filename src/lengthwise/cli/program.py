@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe in cp1252 gets question marks, not a traceback
-    gc.set_threshold(100_000)  # imports make many objects and no garbage: a tenth of a warm start
+    gc.set_threshold(100_000)  # imports make many objects and no garbage; collecting took a tenth of a warm start
     try:
         app(args=argv, prog_name="lengthwise")
     except SystemExit as end:

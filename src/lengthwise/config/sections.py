@@ -244,7 +244,7 @@ class SloSection(Section):
 
 
 class RunSection(Section):
-    """How to simulate: ``seeds`` runs from ``seed`` on; requests before ``warmup_s`` count only in TBT and hardware."""
+    """``seeds`` runs from ``seed`` on; requests before ``warmup_s`` count only in TBT, rates and hardware."""
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 1

@@ -1,4 +1,4 @@
-"""Reads the cost tables inside compiled code; plain Python reads them by the same lines."""
+"""Reads the cost tables inside compiled code; ``engine.step_time`` reads them in plain Python, with equal results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PackedCost(NamedTuple):
     merged: bool
     step_tokens: int
     merge_factor: float
-    additional: Floats
+    mixed: Floats
     has_beside: bool
     masked_s: float
 
@@ -108,7 +108,7 @@ def decode_attention(cost, seqs, kv_tokens, prompts):
     if not cost.merged:
         seconds = bilinear(cost.decode, seqs, kv_tokens)
         if prompts > 0 and cost.has_beside:
-            seconds *= bilinear(cost.additional, seqs, kv_tokens)
+            seconds *= bilinear(cost.mixed, seqs, kv_tokens)
         return seconds
     column = (kv_tokens // seqs + cost.step_tokens - 1) // cost.step_tokens
     factor = cost.merge_factor if seqs > 1 else 1.0

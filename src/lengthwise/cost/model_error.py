@@ -39,7 +39,7 @@ def perturbed_degrees(
 
 
 def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
-    """Return the deployment and copies with perturbed tables; on one GPU, a model has the same errors in a draw."""
+    """Return the deployment and perturbed copies; in a draw, equal models on equal GPUs have equal errors."""
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
     cost, columns = deployment.cost, (*PARTS, "step", "front")
     if not draws or not _errors(cost, cost.evidence.errors):

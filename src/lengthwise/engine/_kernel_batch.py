@@ -92,8 +92,8 @@ def _update_order(S, r, now_s, rank, memory, preemption):
     params, queue = S.params[rep.side], S.queues[rep.queue]
     if queue.length == 0:
         return
-    no_eviction = params.preempts == 0 and S.work[0].plan_flags & ADMIT_AFTER_EVICTION == 0
-    full = no_eviction and S.running[r] >= params.max_num_seqs
+    evicts_first = params.preempts == 1 or S.work[0].plan_flags & ADMIT_AFTER_EVICTION != 0
+    full = not evicts_first and S.running[r] >= params.max_num_seqs
     if not full and (params.rank_every_step == 1 or queue.starvation_s <= now_s):
         update_ranks(S, rep.queue, now_s, rank)
     if params.preempts == 1 and (rep.check_preemption == 1 or rep.steps_since_check >= params.preemption_window):
@@ -104,7 +104,7 @@ def _update_order(S, r, now_s, rank, memory, preemption):
 def _preempt(S, r, now_s, rank, memory, preemption):
     """Evict running requests for waiting ones that lack a slot or memory, where the preemption policy permits it."""
     rep, params = S.replicas[r], S.params[0]
-    ranked, running, worst_from, left = False, 0, 0, 0
+    ranked, running, sorted_from, left = False, 0, 0, 0
     free_slots, free = params.max_num_seqs - S.running[r], rep.free_blocks
     queue = S.queues[rep.queue]
     tried = 0
@@ -119,10 +119,10 @@ def _preempt(S, r, now_s, rank, memory, preemption):
         blocks = _blocks_to_enter(S, slot, room, slots, memory)
         if blocks < 0 and not ranked:
             running = rank_residents(S, r, now_s, rank)
-            ranked, worst_from, left, k = True, running, running, running
+            ranked, sorted_from, left, k = True, running, running, running
         while blocks < 0 and k > 0:
-            if k == worst_from:
-                worst_from -= 1
+            if k == sorted_from:
+                sorted_from -= 1
                 _worst_to_end(S, k)
             if not _may_preempt(S, r, slot, key, k - 1, tried, now_s, preemption):
                 break
@@ -192,7 +192,7 @@ def _may_preempt(S, r, waiting, key, k, attempts, now_s, preemption):
 def _recompute_steps(S, r, q):
     """Return the cost of resuming a preempted request, in decode steps of the replica's batch.
 
-    It is a layer's time to recompute its tokens, or the time to swap its blocks out and in, over that of a step.
+    Recomputing its tokens is compared with a decode step in one layer, swapping its blocks out and in over all layers.
     """
     cost, group = S.cost, S.groups[S.replicas[r].idle]
     seqs = max(1, group.members)

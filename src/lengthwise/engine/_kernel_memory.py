@@ -309,7 +309,7 @@ def evict(S, r, slot, now_s, rank):
 
 @jit_cold
 def _order_victims(S, r, now_s, victim):
-    """Sort idle residents into ``tmp_slot`` by (victim key, slot index), the first victim last; return their number."""
+    """Sort idle residents into ``tmp_slot`` by (victim key, return number), the first victim last; return how many."""
     count = 0
     for at in range(_update_idle(S, r)):
         slot = _idle(S, r, at)

@@ -134,13 +134,13 @@ def _predicted_index(S, i, generated, remaining):
 
 @jit
 def remaining_of(S, q):
-    """Return the predicted remaining tokens of an updated request, at least 1."""
+    """Return the predicted remaining tokens of a request whose tokens are up to date (``update``), at least 1."""
     return max(1.0, predicted_total(S, q.index, q.generated) - q.generated)
 
 
 @jit_cold
 def key_of(S, function, now_s, q):
-    """Return the rank or victim key of an updated request; NaN is noted as a problem."""
+    """Return the rank or victim key of a request whose tokens are up to date (``update``); note NaN as a problem."""
     predicted = predicted_total(S, q.index, q.generated)
     remaining = max(1.0, predicted - q.generated)
     queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)

@@ -202,8 +202,8 @@ def _count_rounds(rep, prompts):
     """Count the step that starts: a round ends when the micro-batch that prefilled last has its next turn.
 
     Steps leave the pipeline in the order in which they entered it: ``phase_mark``, that micro-batch's last step, has
-    left when fewer steps are in flight than started after it. If the micro-batch is empty by then, the one before it
-    takes its place.
+    left when fewer steps are in flight than started after it. If all its requests have left by then, the
+    micro-batch of the step before it counts.
     """
     n, mark = rep.phase_steps, rep.phase_mark
     rep.phase_steps = n + 1

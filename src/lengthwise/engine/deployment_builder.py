@@ -140,10 +140,10 @@ def disaggregate(local: Deployment, remote: Deployment, kv_transfer: KVTransfer 
     """Return a deployment whose prompts are prefilled by the replicas of ``local`` and decoded by those of ``remote``.
 
     Requests are limited by the shorter ``max_model_len``. Of the scheduler of ``remote`` only batching, memory,
-    preemption and router apply; rank, waits and bins are those of ``local``.
+    preemption mode and router apply; rank, waits and bins are those of ``local``.
 
     Args:
-        local: Prefill side; its routers, waits, clients and front end apply to the deployment.
+        local: Prefill side; its router chooses where to prefill, and its waits, clients and front end apply to both.
         remote: Decode side.
         kv_transfer: Transfer of the KV cache; None: over the links between two replicas (``kv_transfer_over``).
 

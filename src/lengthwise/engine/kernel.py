@@ -1,7 +1,7 @@
 """The event loop: arrivals, ends of steps and schedulers in one total order.
 
 At one instant: arrivals, steps that end (by replica), transfers that end (by request), then the schedulers of the
-pending replicas (by number, decode before prefill replicas; with a central queue all, the least loaded first).
+pending replicas (by number, decode before prefill; where requests wait in a central queue all, least loaded first).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(
 
 @jit
 def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router):
-    """Handle all arrivals, full bins and ends of steps at this instant."""
+    """Handle all arrivals, expired bins, and ends of steps and transfers at this instant."""
     counters = S.counters[0]
     _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory)
     if counters.bin_deadline_s <= now_s:
@@ -297,7 +297,7 @@ def _first_blocked(S):
 def _schedule(S, D, r, now_s, left, evictions, rank, victim, batching, memory, preemption):
     """Fill a replica's pipeline with steps; decode-only steps repeat in place.
 
-    ``left`` replicas are still to be scheduled at this instant, which started with a count of ``evictions``.
+    ``left`` replicas are still to be scheduled in this pass, which started with a count of ``evictions``.
     """
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]

@@ -312,7 +312,7 @@ def run_kernel(setup: Setup, log_rows: int) -> EngineOutput:
     """Return the outcome of a run of the kernel.
 
     Raises:
-        PolicyError: A policy raised, returned NaN, chose no replica, or took too many blocks.
+        PolicyError: A policy raised or returned an invalid value, or requests wait forever.
     """
     arguments = arguments_of(setup, log_rows)
     state: State = arguments[0]

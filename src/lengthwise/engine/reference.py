@@ -2,7 +2,7 @@
 
 The compiled kernel must agree with this file to the last bit (tests/laws). At one instant: requests that enter,
 steps that end (by replica), transfers that end (by request), then the schedulers of the pending replicas: by number,
-decode before prefill replicas; with a central queue all of them, the least loaded first.
+decode before prefill replicas; where requests wait in a central queue, of all replicas, the least loaded first.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Reference:
         )
 
     def _output_tokens(self, q: Request) -> int:
-        """Return the output tokens, without those that a restart counts as decoded prompt (RESTART_AS_DECODE)."""
+        """Return the output tokens, without prompt tokens that a restart counts as output (RESTART_AS_DECODE)."""
         return max(0, q.generated + q.prompt - int(self.s.columns.prompt[q.index]))
 
     # -- arrivals -------------------------------------------------------------------------
@@ -449,8 +449,8 @@ class Reference:
         requests could preempt each other forever.
         """
         params = rep.s.params
-        no_eviction = not params.preempts and not step.flags & ADMIT_AFTER_EVICTION
-        if not (no_eviction and len(rep.running) >= params.max_num_seqs):  # Else nothing could be admitted.
+        evicts_first = params.preempts or step.flags & ADMIT_AFTER_EVICTION
+        if evicts_first or len(rep.running) < params.max_num_seqs:  # Else nothing could be admitted.
             self._update_ranks(rep.queue)
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_window
         if not (params.preempts and check and rep.queue.waiting):
@@ -717,7 +717,7 @@ class Reference:
         else:
             marked, after = rep.round_steps[:2]
             if marked not in rep.flights and after is not step and after not in rep.flights:
-                rep.phase_rounds += 1  # That micro-batch is empty; the one before it takes its place.
+                rep.phase_rounds += 1  # All its requests have left: the micro-batch of the step before this one counts.
                 rep.round_steps = rep.round_steps[-2:]
             if rep.round_steps[0] not in rep.flights:
                 rep.phase_rounds += 1

@@ -86,7 +86,7 @@ class Params:
     Attributes:
         max_in_flight: Steps of a replica that may be in its pipeline at a time.
         bins: Bins per queue; 0: arrivals join the queue at once.
-        bin_wait_s: Maximum wait of the first request of a bin; no bin outlasts another limit on waiting.
+        bin_wait_s: Maximum wait of the first request of a bin: the least of batch_wait_s, max_wait_s and timeout_s.
         preemption_window: Steps after which a replica considers preemptions again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service of tenants is counted.
@@ -188,7 +188,7 @@ class Setup:
         return -(-tokens // self.params.block_size)
 
     def predicted_at(self, i: int, generated: int) -> tuple[float, float]:
-        """Return (total, index) tokens predicted for request ``i`` when it had produced ``generated``."""
+        """Return the predicted total tokens and the Gittins rank of request ``i`` when it had ``generated`` tokens."""
         rows = self.columns.prediction_rows
         if rows.window == 0:
             predicted = float(self.columns.predicted[i])

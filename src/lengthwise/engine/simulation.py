@@ -37,7 +37,7 @@ def simulate(
             UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
             its end, but its tokens are not counted.
         strict: Raise after the run if a request could never fit.
-        keep_steps: The kernel returns the step log and token gaps of at most this many steps and twice as many gaps.
+        keep_steps: The kernel returns its logs only of runs of at most this many steps and twice as many rows of gaps.
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:

@@ -192,7 +192,7 @@ class Dispatch:
     max_concurrency: int = 512
     kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
     adapt_every_s: float = 1.0  # least time between two adaptations
-    affinity: float = 0.5  # share of a session's or known prefix assumed cached at its engine; 0: ignored
+    affinity: float = 0.5  # assumed cached share of a session's prompts and of known prefixes at their engine; 0: none
     prefixes: str = "tenant"  # whose prompts share prefixes: those of one "tenant", of all ("shared"), "none"
     phases: Phases | None = None  # the schedule of every engine in mode rra
 

@@ -126,7 +126,7 @@ class ClientRequest:
         return self._fields
 
     def release(self, *, text: bool, others_bytes: int) -> None:
-        """Free the body, the fields and with ``text`` the text, which only a restart needs; the rest stays in use."""
+        """Free body, fields and (``text``) the text: only a restart needs them; ``others_bytes`` stay in use."""
         self.body, self._fields = b"", None
         if text:
             self.text = ""

@@ -40,12 +40,12 @@ class WorkerState:
 
 @dataclass(slots=True)
 class Phase:
-    """A phase of mode rra, reported when it is finished."""
+    """A phase of mode rra, reported when the next one begins or no request is left."""
 
     worker: str
-    cause: str  # "steps" (all iterations done), "idle" (no request left) or "stalled" (not waiting for slow streams)
+    cause: str  # "steps" (all iterations done), "idle" (no request left) or "stalled" (slow streams not awaited)
     started_s: float
-    finished_s: float = float("nan")  # when the next phase could begin, or no request was left
+    finished_s: float = float("nan")  # when the next phase began; where no request was left, at the last token
     prefill_batch: int = 0  # requests of its prefill; ``decode_batch`` those at the worker after it
     prompt_tokens: int = 0
     decode_batch: int = 0

@@ -54,7 +54,7 @@ class Hardware:
     replica_busy_share: tuple[Estimate, ...]  # the same for each replica
     batch_seqs: Estimate  # sequences in a step, weighted by the step's time
     mfu: Estimate  # model FLOPs a second over the GPUs' peak (:func:`model_flops`)
-    mbu: Estimate  # bytes that must move a second over the GPUs' bandwidth (:func:`moved_bytes`)
+    mbu: Estimate  # bytes a second that must move, over the GPUs' bandwidth (:func:`moved_bytes`)
     kv_utilization: Estimate  # KV blocks in use over all KV blocks
     power_w: Estimate  # estimated mean draw of all GPUs (:func:`gpu_power_w`), without hosts and cooling
     energy_j_per_output_token: Estimate  # GPU energy over delivered output tokens

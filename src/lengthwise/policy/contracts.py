@@ -64,7 +64,7 @@ RESERVE_BLOCK = 8
 ADMIT_AFTER_EVICTION = 16
 """A step that evicted may still admit (Vidur's Sarathi)."""
 FORM_ONCE = 32
-"""A step that evicted all its candidates waits for the replica's next event (Vidur)."""
+"""A step that evicted all candidates waits for the next event, and a lone request needs the reserve, too (Vidur)."""
 RESTART_AS_DECODE = 64
 """The computed part of an evicted half-computed prompt becomes its prompt; its rest is decoded (Vidur)."""
 ONE_BATCH = 128
@@ -76,7 +76,7 @@ NEW_PHASE = 512
 ONE_BY_ONE = 1024
 """The policy is called again before each admission, with the current prompts of the step."""
 UNIFORM_SHARES = 2048
-"""A step takes at most an equal share of the residents: one of as many micro-batches as may be in flight (ExeGPT)."""
+"""A step takes at most a share of 1 / (steps that may be in flight) of the residents: equal micro-batches (ExeGPT)."""
 
 SERVICE_OUTPUT_WEIGHT = 2.0
 """Weight of an output token in a tenant's service; a prompt token counts 1 (VTC, OSDI '24)."""
@@ -156,7 +156,7 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
 
     Keys are computed when a request joins the queue, or at every step with ``every_step=True``; equal keys are in the
     order of arrival. ``generated_tokens`` counts output tokens so far (an evicted request retains them).
-    ``predicted_tokens`` is the output length predicted at the last window of these, ``remaining_tokens`` its part still
+    ``predicted_tokens`` is the output length as last predicted (after each window), ``remaining_tokens`` its part still
     to come (at least 1), ``gittins_rank`` the Gittins rank of the predicted distribution. ``queued_for_s`` is the
     total time in queues, ``service_tokens`` the service of the request's tenant (prompt tokens + 2 x output tokens),
     ``batch`` the number of its completed bin (0: none). ``admission`` is the sequence number of the last admission
@@ -172,9 +172,9 @@ def preemption(function: Function) -> Policy:
     """Decorate a function of PREEMPTION_ARGUMENTS; above 0: a waiting request preempts a running one.
 
     It is called at the first step after an arrival that is first in the queue, and then at the interval of
-    ``Scheduler``, for the first waiting request that lacks a slot or memory and the last running one, both by ``rank``.
-    ``recompute_steps`` is the cost of resuming the running one (recomputed or swapped), in decode steps of the current
-    batch; these delay all ``num_running`` and ``waiting`` requests. ``preemptions`` counts its previous evictions.
+    ``Scheduler``, for each waiting request in turn that lacks a slot or memory and the last running one, both by
+    ``rank``, until one is refused. ``recompute_steps`` is the cost of resuming the running one, in decode steps of the
+    current batch; these delay all ``num_running`` and ``waiting`` requests. ``preemptions`` counts its past evictions.
     """
     return make("preemption", function)
 

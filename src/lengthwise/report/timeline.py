@@ -1,7 +1,7 @@
 """A run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, in Chrome's trace-event JSON.
 
-Each replica is a process, and so are requests that no replica took. Requests are asynchronous spans that nest queued,
-prefill and decode. A request that did not finish is drawn to the end of the run.
+Each replica is a process; requests that no replica took share one. Requests are asynchronous spans that nest queued,
+prefill and decode. A request that did not finish is drawn to the end of the run, a rejected one as a point.
 """
 
 from __future__ import annotations

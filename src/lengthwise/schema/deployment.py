@@ -174,7 +174,7 @@ class DecodeSide:
 
 @dataclass(frozen=True)
 class Deployment:
-    """All inputs of the engine, resolved: no names to look up, no files to read."""
+    """All inputs of the engine, resolved: no files to read, and no names to look up but those of policies."""
 
     model: ModelSpec
     gpu: GpuSpec

@@ -45,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class DrawnEstimate(Estimate):
-    """An estimate with its value in each draw of the cost model's error; on one GPU, a model has the same errors."""
+    """An estimate with its value in each draw of the cost model's error, equal for equal models on equal GPUs."""
 
     draws: tuple[float, ...] = ()
 

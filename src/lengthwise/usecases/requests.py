@@ -62,7 +62,7 @@ def length_prediction(
 ) -> LengthPrediction | None:
     """Return what attaches the predictions of [predictor] or of a predictor of [lab]; None if it predicts nothing.
 
-    ``lengths``: from which other requests are drawn to learn from; None for a replayed trace.
+    ``lengths``: those of other requests, from which a predictor without a file learns; None for a replayed trace.
     """
     model = scenario.deployment.model
     match section.kind:

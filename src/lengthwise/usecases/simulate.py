@@ -124,8 +124,8 @@ def run(
 ) -> list[VariantOutcome]:
     """Return the outcome of every variant of a scenario, each simulated at every seed.
 
-    All variants see the same requests at the same seed; where none is random (replays), one seed suffices and no other
-    is run. Where cost tables carry errors, the first seed is run again under perturbed tables, for the model
+    Variants of one [workload] see the same requests at a seed; where none is random (replays), one seed suffices and no
+    other is run. Where cost tables carry errors, the first seed is run again under perturbed tables, for the model
     intervals. Runs are threads of this process: the compiled engine releases the GIL, so they use all cores.
 
     Args:

@@ -244,7 +244,7 @@ def _uniform_optimal(lengths: Floats, k: int, batch: int) -> Floats:  # noqa: AR
 _RULES: dict[str, tuple[_Rule, str]] = {
     "equal_mass": (
         lambda lengths, k, _: theory.equal_mass(theory.SampledTimes(lengths), k),
-        "As many requests in every bin.",
+        "Equally many requests in every bin.",
     ),
     "uniform_optimal": (_uniform_optimal, "Bins of equal width, the best where lengths are uniform (Lemma 4.1)."),
     "exponential": (
@@ -258,7 +258,7 @@ _RULES: dict[str, tuple[_Rule, str]] = {
         "The least expected time of a batch of ``max_num_seqs``, for lengths of any distribution.",
     ),
 }
-"""By name: how predicted lengths, bins and batch size give the last length of each bin but the last."""
+"""By name: how predicted lengths, bins and batch size give the longest length of every bin except the last."""
 BINNING_RULES = {name: f"Multi-Bin, boundaries from the workload: {text}" for name, (_, text) in _RULES.items()}
 """The rules by name, in a line each."""
 

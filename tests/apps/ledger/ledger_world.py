@@ -139,7 +139,7 @@ def _then(done, check):
 
 
 def drain_all(place, owner, most, out, meet=None):
-    """Drains, and says which tasks it ended; ``meet``: a barrier at which it waits when it has ended some."""
+    """Drains the ledger and reports the tasks that it ended; ``meet``: a barrier before its first report."""
     own = []
 
     def acknowledged(good):

@@ -73,6 +73,6 @@ class Server:
 
 
 def _system_user() -> str:
-    """Whom Debian's package makes, else nobody."""
+    """The user that Debian's package creates, else the user nobody."""
     users = Path("/etc/passwd").read_text().splitlines()
     return next((name for line in users if (name := line.split(":")[0]) == "postgres"), "nobody")

@@ -86,7 +86,7 @@ def test_a_server_that_crashes_under_a_run_loses_nothing_that_was_acknowledged(s
             with pytest.raises(OutputError, match="cannot keep the ledger"):
                 ledger.counts()
             server.start()
-            states = {row.task: row.state for row in ledger.rows(0, 600)}  # the same handle connects anew
+            states = {row.task: row.state for row in ledger.rows(0, 600)}  # the same handle reconnects
             assert all(states[one.task] == one.state for one in done if one.state != State.READY), crash
             ledger.expire(now_s=1e9)
     assert finish(place, tasks) == expected

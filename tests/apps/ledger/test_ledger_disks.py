@@ -1,4 +1,4 @@
-"""Full disks, files that others hold, connections that break: said in words, and the store whole afterwards."""
+"""Full disks, locked files, broken connections: each is reported, and the store stays intact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_on_a_full_disk_a_settle_is_refused_completely_and_works_when_there_is_r
         before = ledger.rows(0, 60)
         connection = ledger.store.connection
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count = {pages + 5}")  # SQLite then says what it says of a full disk
+        connection.execute(f"PRAGMA max_page_count = {pages + 5}")  # SQLite then reports a full disk
         with pytest.raises(OutputError, match=r"full.*make room"):
             ledger.finalize([done(lease, LONG) for lease in leases])
         assert ledger.rows(0, 60) == before, "all of it or nothing"
@@ -118,7 +118,7 @@ def test_a_broken_connection_is_reported_and_reopened(server):
 
 
 def test_deadlocked_transactions_both_complete(server):
-    """The server ends one of two transactions that wait for each other; that one is made again."""
+    """The server ends one of two transactions that wait for each other; the ledger retries that one."""
     place, tasks = server.place("crossed"), tasks_of(4)
     with open_ledger(place) as one, open_ledger(place) as two:
         one.open("run", tasks)
@@ -138,4 +138,4 @@ def test_deadlocked_transactions_both_complete(server):
         message.append(one.store.write(lambda s: cross(s, 0, 1)))
         other.join(60)
         assert len(message) == 2
-        assert len(tried) >= 3, "one of them was made again"
+        assert len(tried) >= 3, "one of them was retried"

@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self):
-        """A crash between two calls: nothing is told of it, a new handle finds all."""
+        """Simulates a crash between two calls: the ledger gets no notice, and a new handle finds everything."""
         left, self.ledger = self.ledger, open_ledger(self.place)
         left.close()
 

@@ -37,7 +37,7 @@ def plan(model, dp=1, tp=1):
 
 
 class Prompts:
-    """Chat for even tasks, completions for odd ones; a child's prompt holds what its parents said."""
+    """Chat for even tasks, completions for odd ones; a child's prompt contains the outputs of its parents."""
 
     def __init__(self, tasks, version="v1", most=40, lengths=None, poison=()):
         self.tasks, self.version, self.most, self.lengths = tasks, version, most, lengths
@@ -108,7 +108,7 @@ def answers(ledger, layout):
 
 
 def undisturbed(tmp_path, tasks, names=("m0", "m1"), decider=None, **fields):
-    """What a run says that nothing happens to: both models beside each other."""
+    """The answers of an undisturbed run with both models side by side."""
     job = job_of(tasks, [tuple(plan(m) for m in range(len(names)))], decider=decider)
     with open_ledger(tmp_path / "undisturbed.sqlite") as ledger:
         finished = asyncio.run(play(job, ledger, local(tmp_path / "undisturbed", names, **fields)))

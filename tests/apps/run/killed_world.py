@@ -26,7 +26,7 @@ def gone(pids, max_s=30.0):
 
 
 def started(tmp_path, when, *options):
-    """A coordinator's process once its run is where ``when`` says, and the pids of its engines."""
+    """A coordinator's process once a progress row satisfies ``when``, and the pids of its engines."""
     message = tmp_path / "said.txt"
     with message.open("wb") as file:
         process = subprocess.Popen([sys.executable, str(SCRIPT), str(tmp_path), *options], stdout=file)

@@ -1,4 +1,4 @@
-"""A run that is planned anew, in a process of its own: replanning_process.py FOLDER here|virtual."""
+"""A run that is replanned, in a process of its own: replanning_process.py FOLDER here|virtual."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_a_changed_prompt_requests_what_it_changed_and_its_dependents(tmp_path):
 
 
 def test_engines_that_cannot_sleep_after_all_are_restarted_and_answer_the_same(tmp_path):
-    """The ladder's last rung: ``sleeps`` was said of engines that have no /sleep."""
+    """The ladder's last rung: ``sleeps`` is set for engines that have no /sleep."""
     tasks = chained(rows=3)
     complete = undisturbed(tmp_path, tasks)
     job = job_of(tasks, [(plan(0),), (plan(1),), (plan(0),)], gpus=1)

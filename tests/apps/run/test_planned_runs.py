@@ -1,4 +1,4 @@
-"""A plan made and run: the coordinator in virtual time takes as long as the planner said, by the same rule."""
+"""A plan made and run: the coordinator in virtual time takes as long as the planner predicts, by the same rule."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_where_memory_is_short_it_is_a_little_off(tmp_path, method, gpus):
 
 
 def leaving(models, **seconds):
-    """Switch times of one-GPU and two-GPU replicas: ready after 10 s, and what is said."""
+    """Switch times of one-GPU and two-GPU replicas: ready after 10 s, and the given seconds for other switches."""
     hows = {"start": 10.0, **seconds}
     return SwitchTimes(
         {(f"m{m}", "A100-80GB", tp, 1, how): s for m in range(models) for tp in (1, 2) for how, s in hows.items()}

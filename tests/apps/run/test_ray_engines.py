@@ -1,4 +1,4 @@
-"""Runs on a real Ray of this machine: actors keep engine processes, whatever dies the run says the same."""
+"""Runs on a real Ray of this machine: actors keep engine processes; whatever dies, the answers stay the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
-    """What the chained application says on local engines."""
+    """The answers of the chained application on local engines."""
     return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 
 
@@ -109,7 +109,7 @@ def pid_of(launcher, name, which):
 
 
 def waits(log):
-    """The process that says in a log that it waits to be let on."""
+    """The pid of the gated engine once its log reports that it waits."""
     message = log.read_text().split() if log.exists() else []
     return int(message[1]) if message[:1] == ["waits"] and len(message) > 1 else None
 

@@ -1,4 +1,4 @@
-"""A run whose lengths are not those planned with is planned anew and ends earlier; nobody is alarmed in vain."""
+"""A run whose lengths differ from the planned ones is replanned and ends earlier, without false alarms."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_much_longer_answers_trigger_replanning_which_finishes_earlier(tmp_path,
 
 @pytest.mark.slow
 def test_the_remaining_time_follows_the_new_plan(tmp_path):
-    """By lengths as first planned all is nearly done when the long answers have hardly begun."""
+    """By the lengths of the first plan almost all is done when the long answers have hardly started."""
     counts, means, true = MOVED["four models, one much longer"]
     seen = []
     finished = ran(tmp_path, counts, means, true=true, monitor=seen.append)

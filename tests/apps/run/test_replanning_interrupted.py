@@ -1,4 +1,4 @@
-"""Ctrl-C while what is left is planned anew: nothing is lost, and nobody waits for a plan that none follows."""
+"""Ctrl-C during replanning: nothing is lost, and the run does not wait for a plan that it will not follow."""
 
 from __future__ import annotations
 

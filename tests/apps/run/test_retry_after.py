@@ -1,4 +1,4 @@
-"""An engine that is full and says when it wants to be asked again is asked then, and not before."""
+"""A full engine that states a retry time gets the request again at that time, and not before."""
 
 from __future__ import annotations
 

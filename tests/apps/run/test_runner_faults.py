@@ -1,4 +1,4 @@
-"""Whatever dies, the run that goes on says what an undisturbed one says: nothing lost, nothing doubled."""
+"""Whatever dies, the resumed run gives the answers of an undisturbed one: nothing lost, nothing doubled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SLOW = {"more": "--fixed-s 0.05"}
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
-    """What the chained application says undisturbed."""
+    """The answers of the chained application in an undisturbed run."""
     return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 
 
@@ -109,7 +109,7 @@ def test_a_killed_coordinator_leaves_no_engine_and_its_tasks_are_taken_at_once(t
     assert gone(pids)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         assert sum(n for (_, state), n in ledger.counts().items() if state not in FINISHED), "it was on its way"
-        assert any(name.startswith("owner:") for name in ledger.metadata()), "it took leave of nobody"
+        assert any(name.startswith("owner:") for name in ledger.metadata()), "the killed coordinator did not deregister"
     resumed(tmp_path, complete)
 
 
@@ -138,7 +138,7 @@ def test_a_termination_stops_it_as_an_interrupt_does(tmp_path, complete):
 
 
 def received(tmp_path):
-    """How often a coordinator's process was asked to stop, as it says itself."""
+    """The lines in which a coordinator's process reports that it was requested to stop."""
     return [line for line in (tmp_path / "said.txt").read_text().splitlines() if line.startswith("stopped")]
 
 
@@ -163,7 +163,7 @@ def until_here(fact, max_s=60.0):
 
 STUBBORN = f"{sys.executable} {Path(__file__).parent / 'stubborn.py'}"
 PATIENT = EngineTimeouts(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
-"""Whoever waits for an engine of ``STUBBORN`` with it waits longer than any test."""
+"""With these timeouts a wait for an engine of ``STUBBORN`` lasts longer than any test."""
 
 
 def stopped_twice(tmp_path, launcher, when, between):
@@ -257,7 +257,7 @@ def test_a_killed_engine_is_restarted_and_nothing_is_lost(tmp_path, complete, af
 
 
 WITHOUT_ATTEMPT = {"full", "double_usage", "split", "slow"}
-"""Faults that are waited for, or are none to whoever reads streams as they may be."""
+"""Faults that the run waits out, or that are none to a correct reader of streams."""
 
 
 @pytest.mark.parametrize(

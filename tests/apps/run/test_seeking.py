@@ -1,4 +1,4 @@
-"""A plan that is still looked for while engines of another, told before it, start already."""
+"""Engines of an initial plan start while the search for another plan goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEGINS_OTHERWISE = ((plan(0), plan(1)),)
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
-    """What the chained application says undisturbed."""
+    """The answers of the chained application in an undisturbed run."""
     return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 
 

@@ -1,4 +1,4 @@
-"""What a run that is gone on with finds answered is told before an engine starts, and it is what the ledger has."""
+"""A resumed run reports the answers that it finds before an engine starts, and they match the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def world_of():
 
 
 def ran(world, ledger, **more):
-    """What was told, and what had been started by then."""
+    """The finished run, and its report at the start with the engines started by then."""
     launcher, reported = world.launcher(), []
     finished = world.run(
         ledger, launcher=launcher, started=lambda saved: reported.append((saved, launcher.starts)), **more

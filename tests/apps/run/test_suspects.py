@@ -1,4 +1,4 @@
-"""Whoever kills engines is soon alone; whoever is answered is suspect no more."""
+"""A request that kills engines soon runs alone; an answered request is no longer a suspect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateways in a state: the real scheduler and the real telemetry in virtual time, engines that are only told of."""
+"""Gateways in a state: the real scheduler and telemetry in virtual time, engines that are only reported."""
 
 from __future__ import annotations
 

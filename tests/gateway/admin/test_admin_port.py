@@ -176,7 +176,7 @@ def test_an_observing_gateway_looks_back_by_itself() -> None:
 
     async def go() -> dict:
         async with world.app:
-            while world.app.state.now()["observed"] is None:  # noqa: ASYNC110 - it tells nobody
+            while world.app.state.now()["observed"] is None:  # noqa: ASYNC110 - it sends no event
                 await asyncio.sleep(0.01)
         assert len(asyncio.all_tasks()) == 1
         return world.app.state.now()["observed"]

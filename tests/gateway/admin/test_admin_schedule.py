@@ -1,4 +1,4 @@
-"""The schedule of phases on the admin page: what is kept, how lengths are followed, what was said last."""
+"""The schedule of phases on the admin page: the schedule in use, how it follows lengths, the last report."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def worker(name="w", *, cap=1, models=("m",), **metadata):
 
 
 def scheduler(mode="srtf", *, admission=None, dispatch=None, workers=None, **order):
-    """A scheduler with its workers told at time 0."""
+    """A scheduler that receives its workers at time 0."""
     made = Scheduler(Order(mode=mode, **order), admission or Admission(), dispatch or Dispatch())
     made.workers(0.0, [worker()] if workers is None else workers)
     return made

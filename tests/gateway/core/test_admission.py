@@ -172,9 +172,9 @@ def serving(name, *models, cap=1):
 
 
 def predicted_wait_s(model, waiting, workers):
-    """What a newcomer is told to wait under FCFS, behind (model, requests of 100 tokens) beyond those who run.
+    """The wait reported to a newcomer under FCFS, behind (model, requests of 100 tokens) beyond the running ones.
 
-    Nobody makes a token: the 100 of one who runs are still to come.
+    No engine makes a token: the 100 of a running request are still to come.
     """
     made = scheduler("fcfs", workers=workers)
     number = itertools.count()

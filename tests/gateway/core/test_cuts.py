@@ -124,7 +124,7 @@ def test_a_better_class_is_not_cut_for_a_worse_one():
 
 
 def test_no_request_is_preempted_where_that_frees_no_slot():
-    """The worker's cap fell below what runs there: a place that comes free goes to nobody."""
+    """The worker's cap fell below what runs there: a place that comes free goes to no request."""
     made = scheduler("isrtf", preemption="by_rank", workers=[worker(cap=3)])
     for i in range(3):
         made.offer(0.0, request(i, predicted=1000))
@@ -152,7 +152,7 @@ def test_no_request_is_preempted_for_one_that_still_would_not_fit():
 
 @pytest.mark.parametrize("preemptions_per_s", [0.0, 0.5, 3.0])
 def test_storms_are_capped(preemptions_per_s):
-    """Ever shorter ones arrive, each worth a cut of somebody."""
+    """Ever shorter requests arrive, each worth a preemption of a running one."""
     made = on_demand(preemptions_per_s=preemptions_per_s, max_preemptions=1000)
     jobs = [(request(i, 0.02 * i, predicted=100_000 / (i + 1)), 400) for i in range(200)]
     world = World(made, jobs, [worker(cap=8)]).run()
@@ -208,7 +208,7 @@ def test_a_window_continues_where_no_request_waits():
 
 
 def test_no_more_windows_end_than_requests_wait_at_all_workers_together():
-    """One waits; windows are over at two workers: only the longest of all leaves, and while it is cut nobody else."""
+    """One waits; windows are over at two workers: only the longest request leaves, and no other while it is cut."""
     made = scheduler("windowed", workers=[worker("a", cap=2), worker("b", cap=2)])
     for i, predicted in enumerate([300, 900, 600, 700]):
         made.offer(0.0, request(i, predicted=predicted))

@@ -1,4 +1,4 @@
-"""A client's deadline is for the beginning of its answer: a stream that has begun has none any more."""
+"""A client's deadline is for the start of its answer: a stream that has started has none any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is called otherwise takes along what was remembered of it; one at its place shares its seats."""
+"""A renamed worker keeps what is remembered of it; a new worker at its address shares its slots."""
 
 from __future__ import annotations
 

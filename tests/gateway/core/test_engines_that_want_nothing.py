@@ -1,4 +1,4 @@
-"""An engine that is full says for how long: so long it is sent nothing, and who was there goes elsewhere at once."""
+"""A full engine states its retry time: until then it gets nothing, and refused requests go elsewhere at once."""
 
 from __future__ import annotations
 

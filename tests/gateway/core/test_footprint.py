@@ -68,7 +68,7 @@ def test_alarms_that_are_called_off_take_no_room():
 
 
 def test_nothing_to_do_takes_no_time_however_many_wait():
-    """Not a stopwatch: with nothing to do, nobody who waits is looked at."""
+    """Not a stopwatch: with nothing to do, the scheduler looks at no waiting request."""
     made = scheduler("srtf")
     for number in range(2000):
         made.offer(0.0, request(number))

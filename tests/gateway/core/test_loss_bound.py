@@ -63,7 +63,7 @@ def test_no_predictor_costs_anybody_more_than_the_bound(traffic, mode, places, n
 
 @pytest.mark.parametrize("mode", ["srtf", "isrtf"])
 def test_without_max_wait_an_adversary_costs_more_than_that(mode):
-    """Long ones come at once, each said to be short; a short one, said to be long, is passed by all of them."""
+    """Long requests arrive at once, each predicted short; all of them pass a short one that is predicted long."""
     traffic = [(0.0, LONGEST), (0.0, 5), *((1.9, LONGEST) for _ in range(60))]
     adversary = PREDICTORS["adversarial"]
     bare, _ = ends_s(traffic, "fcfs", 1, adversary, math.inf)

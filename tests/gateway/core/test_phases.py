@@ -1,4 +1,4 @@
-"""Mode rra before engines in virtual time: what they see are the schedule's phases, and nobody is held for ever."""
+"""Mode rra in front of engines in virtual time: they see the schedule's phases, and no request is held for ever."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     made.left(0.2, 0)
     made.left(0.2, 1)
     over = made.schedule(0.2)
-    assert sent(over) == [2], "nobody is left: the rest of the phase is not waited for"
+    assert sent(over) == [2], "no request is left: the rest of the phase is not waited for"
     (phase,) = over.phases
     assert (phase.cause, phase.prefill_batch, phase.remaining_batch) == ("idle", 2, 0)
 
@@ -254,7 +254,7 @@ def test_a_prefill_takes_what_the_simulators_batching_takes(prefill_batch, decod
         assert tokens + prompts[taken] > high - 1e-9, "fewer only where one more would be too much"
 
 
-# -- nobody is held for ever ---------------------------------------------------------------------
+# -- no request is held for ever -----------------------------------------------------------------
 
 
 @st.composite
@@ -296,7 +296,7 @@ def test_every_request_is_served_whatever_stalls_leaves_or_dies(life, prefill_ba
 @settings(max_examples=25)
 @given(floods(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 200))
 def test_the_bound_on_waiting_goes_above_phases(jobs, cap, prefill_batch, decode_steps):
-    """Law 29: nobody is sent where one could go who has waited max_wait_s."""
+    """Law 29: no request is sent where one could go that has waited max_wait_s."""
     made = phased(Phases(prefill_batch, decode_steps), max_wait_s=MAX_WAIT_S, workers=[worker(cap=cap)])
     world = Watched(made, jobs, [worker(cap=cap)]).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())

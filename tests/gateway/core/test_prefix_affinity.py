@@ -36,7 +36,7 @@ def place(made, now_s, one):
 
 
 def warmed(made, text=SYSTEM, tokens=1000):
-    """Worker b has the text in its cache, and nobody is there any more."""
+    """Worker b has the text in its cache, and no request runs there any more."""
     assert place(made, 0.0, request(900, predicted=5000)) == "a"
     assert place(made, 0.0, request(901, **begins(text, tokens))) == "b"
     made.left(0.1, 900)
@@ -70,7 +70,7 @@ def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_count
     assert place(made, 0.2, requested) == "a"
     assert requested.dispatch.cached_tokens == 0
     same = request(2, **begins(SYSTEM, 1000))
-    assert place(two(), 0.3, same) == "a", "nobody has it: the first of equals"
+    assert place(two(), 0.3, same) == "a", "no worker has it: the first of equals"
 
 
 @pytest.mark.parametrize("status", ["stays", "down for a moment", "restarted", "replaced"])
@@ -138,7 +138,7 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, a
     assert cost_s(near) <= cost_s(best)
     assert cost_s(near) == pytest.approx(min(cost_s(one) for one in worker_pool), abs=1e-9)
     if near is not best:
-        assert cost_s(near) < cost_s(best), "balance goes first among equals"
+        assert cost_s(near) < cost_s(best), "balance has priority among equals"
 
 
 prompts = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40_000), st.integers(0, 9)), max_size=40)

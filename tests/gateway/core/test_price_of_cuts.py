@@ -93,7 +93,7 @@ def test_a_preemption_is_made_where_it_pays_for_the_delay(way_s, cut):
 
 @pytest.mark.parametrize("preemption", ["by_rank", "is_improvement", "worth(factor=0)", "worth(factor=100)"])
 def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(preemption):
-    """However far the running one has come, and although its prediction is made again at every window."""
+    """However far the running request is, and although its prediction is updated at every window."""
     made = scheduler("isrtf", preemption=preemption, preemptions_per_s=math.inf)
     made.offer(0.0, request(1, predicted=100))
     made.schedule(0.0)
@@ -151,7 +151,7 @@ def test_the_gain_of_a_long_queue_stays(engine, cap, most):
 
 
 def test_where_cuts_pay_they_are_made():
-    """One seat, long outputs, an engine that computes prompts fast: cutting gains on ordering alone."""
+    """One slot, long outputs, an engine that computes prompts fast: preemption gains on ordering alone."""
     fast = (
         Costs(step_s=0.01, seq_s=0.0001, prompt_s=0.00001, way_s=0.003),
         {"mean_tokens": 120.0, "prompt_tokens": 100, "window_tokens": 50},

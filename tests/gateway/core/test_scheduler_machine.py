@@ -21,7 +21,7 @@ PREDICTIONS = st.sampled_from([0.0, 1.0, 7.0, 7.0, 50.0, 400.0, 1e9, math.inf])
 
 
 class Obvious(RuleBasedStateMachine):
-    """Keeps its own lists; after every event it says who must be sent, by sorting all who wait."""
+    """Keeps its own lists; after every event it determines which requests must be sent, by sorting all that wait."""
 
     max_wait_s = MAX_WAIT_S
 
@@ -79,7 +79,7 @@ class Obvious(RuleBasedStateMachine):
         return [name for name in serving if name not in q.dispatch.avoid] or serving
 
     def check(self):
-        """Sends as decided, if it is what sorting says."""
+        """Sends the decided requests, provided that they match the sorted order."""
         decisions = self.scheduler.schedule(self.now_s)
         assert not decisions.preempt
         assert not decisions.expire
@@ -204,7 +204,7 @@ class Obvious(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), epoch=st.booleans())
     def worker_changes(self, name, epoch):
-        """It goes down or comes up; or it starts anew and what it had is lost."""
+        """The worker goes down or comes up; or it restarts and loses its requests."""
         if epoch:
             self.epochs[name] += 1
         else:

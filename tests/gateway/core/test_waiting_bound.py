@@ -38,7 +38,7 @@ def floods(draw):
 
 
 class Bounded(World):
-    """Knows who waits, and who is overdue."""
+    """Knows which requests wait, and which are overdue."""
 
     def waits(self, job):
         q = job.request
@@ -50,7 +50,7 @@ class Bounded(World):
 
 
 class Watched(Bounded):
-    """Notes who was overdue when somebody was sent."""
+    """Checks which requests are overdue whenever requests are sent."""
 
     def schedule(self):
         waiting = [j for j in self.jobs.values() if self.waits(j)]
@@ -60,10 +60,10 @@ class Watched(Bounded):
         for _, decisions in self.log[decided:]:
             order = [one for one in sent(decisions) if one in {j.request.id for j in waiting}]
             late = [one for one in order if one in overdue]
-            assert order[: len(late)] == late, "nobody who is not overdue passes somebody who is"
+            assert order[: len(late)] == late, "no request that is not overdue passes one that is"
             assert late == sorted(late), "overdue requests go in the order of arrival"
             if set(order) - overdue:
-                assert overdue <= set(late), "nobody is sent while somebody overdue waits"
+                assert overdue <= set(late), "no other request is sent while an overdue one waits"
             assert not set(decisions.preempt) & {
                 j.request.id for j in self.jobs.values() if j.request.dispatch.queued_for_s >= MAX_WAIT_S
             }
@@ -92,9 +92,9 @@ class Fair(Bounded):
         late = [one.request for one in self.jobs.values() if self.waits(one) and self.overdue(one.request)]
         late = [one for one in late if one.id not in self.passed]
         own = [one.id for one in late if one.client.tenant == q.client.tenant]
-        assert not own or q.id == min(own), "of one tenant the overdue go first, in order of arrival"
+        assert not own or q.id == min(own), "of one tenant overdue requests come first, in order of arrival"
         least = min((service.of(one.client.tenant) for one in late), default=math.inf)
-        assert service.of(q.client.tenant) <= least, "only a tenant with less service goes before somebody overdue"
+        assert service.of(q.client.tenant) <= least, "only a tenant with less service passes an overdue request"
         self.passed.add(q.id)
 
 

@@ -13,7 +13,7 @@ STEP_S = 0.02
 
 
 def one_by_one(made, numbers, *, at_once):
-    """They run alone, one after the other: 1,000 tokens in 20 s, told as they come or at the end."""
+    """Requests run alone, one after the other: 1,000 tokens in 20 s, reported as they come or at the end."""
     for number in numbers:
         now_s = 100.0 * number
         one = request(number, now_s)
@@ -27,7 +27,7 @@ def one_by_one(made, numbers, *, at_once):
 
 @pytest.mark.parametrize("complete", [0, 20])
 def test_answers_that_come_at_once_make_no_cut_dear(complete):
-    """Streams are cut as if nobody had asked for a whole answer before them."""
+    """Streams are preempted as if no client had requested a whole answer before them."""
     made = scheduler("isrtf", preemption="worth(factor=1)")
     one_by_one(made, range(complete), at_once=True)
     one_by_one(made, range(20, 30), at_once=False)
@@ -70,7 +70,7 @@ def engine_that_queues(mode, *, report):
 @pytest.mark.parametrize("mode", ["observe", "engine-priority"])
 @pytest.mark.parametrize("report", [(0.0, 3.0), (None, None)])
 def test_queueing_in_an_engine_with_its_own_order_does_not_reveal_the_prompt_cost(mode, report):
-    """The queue is seen a moment after; or nobody tells it, and only who is there alone counts."""
+    """The queue is reported a moment later; or no engine reports it, and only requests that run alone count."""
     found_s = engine_that_queues(mode, report=report)
     assert found_s is None or found_s == pytest.approx(0.001, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""Tokens of running requests make nothing to decide before who runs and who waits may be compared again."""
+"""Tokens of running requests trigger no decision before running and waiting requests may be compared again."""
 
 from __future__ import annotations
 

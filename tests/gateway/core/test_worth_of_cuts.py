@@ -21,7 +21,7 @@ EAGER = {"preemption": "by_rank", "preemptions_per_s": math.inf}
 
 
 def running(lengths, *, workers, prompt_tokens=1, **order):
-    """A scheduler whose seats are taken by requests of these predicted lengths: 0, 1, ..."""
+    """A scheduler whose slots are taken by requests of these predicted lengths: 0, 1, ..."""
     made = scheduler("isrtf", workers=workers, **(EAGER | order))
     for i, predicted in enumerate(lengths):
         made.offer(0.0, request(i, predicted=predicted, prompt_tokens=prompt_tokens))
@@ -51,7 +51,7 @@ def test_a_waiting_request_saves_the_slot_time_beyond_its_own_length():
 
 
 def test_a_slot_occupied_for_thousands_of_steps_is_preempted_for_a_long_queue():
-    """The first would gain 3 tokens; all fifty gain a third more seats for as long as they wait."""
+    """The first would gain 3 tokens; all fifty gain a third more slots for as long as they wait."""
     reported = {"workers": [worker(cap=4)], "prompt_tokens": 400}
     assert with_waiting(running([100, 100, 100, 10_000], **reported), [30] * 50) == (3,)
     assert with_waiting(running([100, 100, 100, 10_000], **reported), [30]) == ()
@@ -89,7 +89,7 @@ def test_with_heavy_tails_and_a_long_queue_cuts_gain_on_ordering_alone(cap, most
 
 
 def by_hand(active, stopping, waiting):
-    """[saved tokens] of a cut, walked through event by event: who waits sits down where a seat is free first."""
+    """[saved tokens] of a cut, simulated event by event: a waiting request takes the slot that comes free first."""
 
     def first_places(lengths):
         at, left, found = 0.0, sorted(lengths), []

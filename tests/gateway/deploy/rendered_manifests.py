@@ -28,7 +28,7 @@ ENGINE = {"app.kubernetes.io/name": "engine", "app.kubernetes.io/component": "en
 
 @cache
 def resources(name: str) -> list[dict]:
-    """All resources of the base or of an overlay, by our own kustomize; whoever changes one of them copies it."""
+    """All resources of the base or of an overlay, by our own kustomize; a caller copies one before changing it."""
     return json.loads(json.dumps(built(folder(name)), sort_keys=True))  # fields in kubectl's order
 
 

@@ -41,7 +41,7 @@ MIN_FREE_BYTES = 512 << 20
 
 @pytest.fixture(scope="module")
 def config_of(tmp_path_factory):
-    """What the gateway of an overlay is told: its own command line, checked by the real command."""
+    """The configuration of the gateway of an overlay: its own command line, checked by the real command."""
     folder = tmp_path_factory.mktemp("gateways")
     return cache(lambda name: _report(name, folder / name))
 

@@ -21,7 +21,7 @@ def served():
 
 @pytest.fixture(scope="module")
 def impatient():
-    """The edge that waits for nobody."""
+    """An edge that waits only briefly for the body of a request."""
     from edge_serving import Served, a_key, config
 
     with Served(config(a_key(), body_s=0.3)) as edge:

@@ -61,7 +61,7 @@ class Report:
 
 @dataclass
 class Script:
-    """An exchange that notes what it was asked, and answers as an engine would, or as ``answers`` says."""
+    """An exchange that records its requests, and answers as an engine would, or as ``answers`` specifies."""
 
     client_request: list = field(default_factory=list)
     report: list = field(default_factory=list)
@@ -85,7 +85,7 @@ class Script:
 
 
 def plain(client_request):
-    """What an OpenAI server says."""
+    """The answer of an OpenAI server."""
     usage = {
         "prompt_tokens": client_request.prompt_tokens,
         "completion_tokens": 2,
@@ -166,7 +166,7 @@ class Served:
             yield line
 
     def raw(self, data, *, timeout_s=10):
-        """All that comes back for some bytes, until the server closes, or has told a whole answer and rests."""
+        """All that comes back for some bytes, until the server closes, or has sent a whole answer and rests."""
         with self.socket(timeout_s) as line:
             with contextlib.suppress(OSError):
                 line.sendall(data)

@@ -128,7 +128,7 @@ class Watched:
 
 @dataclass
 class Client:
-    """A client with little room that reads when it is told to."""
+    """A client with a small buffer that reads on request."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter

@@ -180,7 +180,7 @@ def test_a_small_client_is_also_refused_when_the_body_budget_is_exhausted():
             assert (status, reported["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
             head = HEAD.replace(SECRET.encode(), b"sk-4")
             chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-            assert parsed(served.raw(head + chunked))[0] == 503, "where no length is told too"
+            assert parsed(served.raw(head + chunked))[0] == 503, "where no length is declared too"
             small = json.dumps(chat(z="x" * 9_000)).encode()
             assert served.submit(small, secret="sk-5")[0] == 503, "it came, but what it holds does not fit"
             assert served.submit(chat(), secret="sk-5")[0] == 200, "a small one fits"
@@ -282,7 +282,7 @@ def test_a_concurrency_is_an_integer(most):
 
 
 def one_of_many(served, dice):
-    """A client that does what clients do; what it is told does not matter here."""
+    """A client that does what clients do; the answer that it gets does not matter here."""
     body = json.dumps(chat(stream=dice.random() < 0.5, z="x" * dice.choice([0, 0, 20_000, 300_000]))).encode()
     if dice.random() < 0.15:
         body = body.replace(b"tiny", dice.choice([b"none", b'a"', b""]))

@@ -1,4 +1,4 @@
-"""The OpenAPI document, and generated requests by it: answers are as it says, and never a 500."""
+"""The OpenAPI document, and requests generated from it: answers are as documented, and never a 500."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def in_use(gateway: Gateway) -> dict[str, float]:
-    """Numbers that are as before once nobody is in."""
+    """Numbers that are as before once no request is in the gateway."""
     gc.collect()
     now, driver, loop = gateway.driver.statistics(), gateway.driver, asyncio.get_running_loop()
     return {

@@ -57,7 +57,7 @@ def body(tokens: int, word: str = "tell", *, stream: bool = True) -> dict[str, A
 
 @dataclass
 class Report:
-    """What a client was told; status 0: no answer at all, -1: it broke off."""
+    """The answer that a client received; status 0: no answer at all, -1: it broke off."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ async def engine_process(port: int = 0) -> AsyncIterator[tuple[asyncio.subproces
 
 @asynccontextmanager
 async def process(*argv: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A Python that has said its first line; it is ended with the block."""
+    """A Python process that has printed its first line; it is ended with the block."""
     running = await asyncio.create_subprocess_exec(
         sys.executable, *argv, stdout=asyncio.subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -56,7 +56,7 @@ class BySlices:
 
 
 class Clients:
-    """Some that ask for streams again and again; whatever they are told is kept."""
+    """Clients that request streams again and again; all their answers are kept."""
 
     def __init__(self, port, count=6):
         self.report: list[Report] = []

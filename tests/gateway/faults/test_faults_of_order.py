@@ -1,4 +1,4 @@
-"""What must hold of a whole gateway whatever is predicted, asked for, or told by a clock."""
+"""What must hold of a whole gateway whatever is predicted, requested, or reported by a clock."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_clock_jump_harms_no_request(monkeypatch):
                 asking = asyncio.ensure_future(many(gateway.port, [60, 50, 40, 30, 20]))
                 await until(lambda: one.slots_in_use == 2)
                 real = time.time
-                monkeypatch.setattr(time, "time", lambda: real() - 86_400.0)  # nobody reads the wall
+                monkeypatch.setattr(time, "time", lambda: real() - 86_400.0)  # no code reads the wall clock
                 jumped_s[0] = 86_400.0  # and the gateway's own may jump ahead: a machine that slept
                 assert all(answer.complete for answer in await asking)
                 assert all(answer.complete for answer in await many(gateway.port, [3, 3]))

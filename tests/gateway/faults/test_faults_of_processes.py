@@ -22,7 +22,7 @@ def test_killed_with_clients_waiting_the_engine_stops_and_the_next_gateway_serve
                 asking = [asyncio.ensure_future(ask(session, gateway.port, body(400))) for _ in range(6)]
                 await until(lambda: one.slots_in_use == 1, 20)
                 gateway.signal(signal.SIGKILL)
-                async with asyncio.timeout(5):  # nobody is left hanging
+                async with asyncio.timeout(5):  # no client is left hanging
                     reported = await asyncio.gather(*asking)
                 assert [one.complete for one in reported] == [False] * 6
                 await one.idle()

@@ -67,7 +67,7 @@ def test_one_clients_poison_opens_no_circuit():
 
 
 def test_one_clients_poison_within_streams_opens_no_circuit():
-    """Each engine says 200, then some tokens, then that it failed; the others' streams go on."""
+    """Each engine sends status 200, then some tokens, then an error; the others' streams go on."""
 
     async def work() -> None:
         troubles, got, entire = await troubles_while(Fault("error", after_tokens=6), lambda count: count > 30)
@@ -89,7 +89,7 @@ def test_one_clients_wrong_requests_put_no_engine_out():
 
 
 async def trouble_of_broken(fault: Fault) -> tuple[dict[str, str], Counter[int]]:
-    """Why engines get no requests once the first gets none: it says no to all that its peer serves."""
+    """Why engines get no requests once the first gets none: it refuses all that its peer serves."""
     async with engine() as broken, engine() as other:
         config = replace(config_of(broken, other), resilience=replace(CARE, open_s=30.0, health_every_s=0.1))
         config = replace(

@@ -34,7 +34,7 @@ def test_a_slow_engine_that_never_stalls_keeps_its_requests():
             ]
         assert duration_s > 1.5 * resilience.stall_s
         assert all(answer.complete for answer in reported)
-        assert ledger.cause == [], "nobody is sent elsewhere"
+        assert ledger.cause == [], "no request is sent elsewhere"
         assert requested[0]
         assert requested[0] + requested[1] == ["finished"] * 4
 

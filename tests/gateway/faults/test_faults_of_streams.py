@@ -1,4 +1,4 @@
-"""Engines whose streams are odd: events that are no JSON, bytes that come one by one, numbers told twice."""
+"""Engines whose streams are odd: events that are no JSON, bytes that come one by one, usage reported twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 @asynccontextmanager
 async def met(faults: Sequence[Fault]):
-    """What asks a gateway before three engines, of which whoever gets the n-th request meets the n-th fault."""
+    """Sends requests to a gateway in front of three engines; the engine of the n-th request has the n-th fault."""
     ledger = Ledger()
     async with (
         engine() as one,
@@ -45,7 +45,7 @@ def text_of(report: Report) -> str:
 
 
 def usages_of(report: Report) -> list[int]:
-    """All that were told."""
+    """All usages that were reported."""
     if not report.raw.startswith(b"data:"):
         return [json.loads(report.raw)["usage"]["completion_tokens"]]
     events = [json.loads(one[6:]) for one in report.raw.decode().split("\n\n") if one.startswith("data: {")]
@@ -123,7 +123,7 @@ def test_bytes_that_come_one_by_one_make_the_same_answer(fields):
     ],
 )
 def test_usage_that_an_engine_reports_twice_is_counted_once(first, stream, penalty):
-    """Events that pass as they come are told as often as the engine tells them; what is made here is told once."""
+    """Events that pass through are reported as often as the engine sends them; the gateway reports its own once."""
 
     async def work() -> None:
         async with met([*first, Fault("double_usage")]) as (requested, ledger):

@@ -1,4 +1,4 @@
-"""A fleet on emulated engines, with what it told, on a loop that must have nothing left at its end."""
+"""A fleet on emulated engines, with what it reported, on a loop that must have nothing left at its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config_of(
 
 
 class Received:
-    """What ``on_change`` was told."""
+    """The states that ``on_change`` received."""
 
     def __init__(self) -> None:
         self.all: list[tuple[WorkerState, ...]] = []

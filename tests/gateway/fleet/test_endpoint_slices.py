@@ -50,7 +50,7 @@ async def watched(api, tmp_path, **extra):
 
 
 def scripted(work, tmp_path, **extra):
-    """Runs against an API that knows of two pods, once they have been told."""
+    """Runs against an API that knows of two pods, once both are reported."""
 
     async def complete():
         async with KubeApi() as api:
@@ -84,7 +84,7 @@ def test_a_watch_that_ends_goes_on_from_where_it_was_without_a_list(tmp_path):
     async def work(api, report):
         for k in range(3):
             api.end_watches()
-            api.put(pods("e-0", f"new-{k}"))  # while nobody watches
+            api.put(pods("e-0", f"new-{k}"))  # while no client watches
             await until(lambda k=k: set(report.last) == {"e-0", f"new-{k}"})
         assert api.lists == 1
 
@@ -257,7 +257,7 @@ def test_an_authority_that_was_changed_is_read_again(tmp_path):
                     rotated.clear()
                     await asyncio.sleep(0.3)
                     assert reported.last == {"e-0": True}
-                    assert not rotated.paths  # nobody was believed yet
+                    assert not rotated.paths  # the new server is not trusted yet
                     new.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
                     await until(lambda: reported.last == {"e-1": True})
 

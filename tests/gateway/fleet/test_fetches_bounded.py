@@ -44,7 +44,7 @@ async def answering(answer):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/version", "/metrics", "/v1/completions"])
 def test_no_engine_sends_the_gateway_elsewhere(path):
-    """An engine of which one door redirects to another engine: nobody knocks there."""
+    """An engine of which one path redirects to another engine: the gateway does not follow."""
 
     async def work():
         async with engines(EngineSpec()) as (inner,), ClientSession() as client:

@@ -49,7 +49,7 @@ def test_every_address_is_an_engine_and_a_failing_look_up_changes_nothing(caplog
         await asyncio.gather(task, return_exceptions=True)
 
     run(work)
-    assert caplog.text.count("cannot be looked up") == 1  # said once, not at every look
+    assert caplog.text.count("cannot be looked up") == 1  # reported once, not at every lookup
 
 
 @pytest.mark.parametrize("place", ["engines", "engines:http", ":80", "engines:", "engines:70000"])

@@ -1,4 +1,4 @@
-"""An engine that leaves a name: who is told when, how long it may stay, and what it shares with who comes."""
+"""An engine that leaves a name: when this is reported, how long it may stay, and what it shares with a successor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that come, go, fail, sleep, start anew: what the scheduler is told of them."""
+"""Engines that come, go, fail, sleep, restart: what is reported of them to the scheduler."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_all_gone_and_back():
 
 
 def found_at(*ports, **conditions):
-    """A slice whose engines are on loopback, told apart by their ports: one slice a port."""
+    """A slice whose engines are on loopback, distinguished by their ports: one slice a port."""
     return [
         endpoint_slice(f"s{port}", [endpoint("127.0.0.1", pod=f"e-{port}", **conditions)], port=port) for port in ports
     ]

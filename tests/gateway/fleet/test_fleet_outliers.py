@@ -82,7 +82,7 @@ def test_too_few_confirmations_eject_no_engine():
 
 
 def test_bad_requests_that_only_one_engine_received_eject_none():
-    """They go to whoever has room, and that may be the same one again and again."""
+    """Requests go to an engine with room, and that may be the same one again and again."""
     outliers = OutlierDetector(2.0)
     fed(outliers, "unlucky", rejected=500, succeeded=20)
     fed(outliers, "other", succeeded=50)

@@ -18,7 +18,7 @@ def authority():
 
 @pytest.fixture(scope="module")
 def files(authority, tmp_path_factory):
-    """Paths: who is believed, our certificate, its key; and an authority that nobody believes."""
+    """Paths: the trusted authority, our certificate, its key; and an authority that is not trusted."""
     folder = tmp_path_factory.mktemp("tls")
     own = authority.issue_cert("gateway.local")
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))

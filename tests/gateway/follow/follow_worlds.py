@@ -1,4 +1,4 @@
-"""Followers that do as they are told, and a world in virtual time whose schedule follows lengths."""
+"""Followers that behave as configured, and a world in virtual time whose schedule follows lengths."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ strategies = ["rra"]
 
 @dataclass
 class Report:
-    """Gives another schedule at the third request, and does at the fifth what ``then`` says."""
+    """Gives another schedule at the third request, and does at the fifth what ``then`` specifies."""
 
     then: str = ""
     false_positive_rate: float = 0.01

@@ -18,7 +18,7 @@ FIRST, OTHER = Phases(2, 5), Phases(3, 7)
 
 
 class Slow(Fleet):
-    """A fleet that takes as long to change as the test says."""
+    """A fleet that takes as long to change as the test specifies."""
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)

@@ -63,7 +63,7 @@ def test_a_served_schedule_follows_its_traffic_and_reports_it(caplog):
         metrics, state, following, phases = asyncio.run(work())
     now = following.state
     assert (now.changed, now.failed, now.error) == (1, 0, "")
-    assert now.observed == len(asked_for), "nobody was lost"
+    assert now.observed == len(asked_for), "no request was lost"
     ((changed_s, news),) = following.events
     assert isinstance(phases, Phases)
     assert phases == news.phases != planned.phases

@@ -127,7 +127,7 @@ def test_means_that_prefills_are_resized_to_follow_a_schedule_that_is_left():
 
 
 def test_a_change_that_requires_loading_is_reported_but_not_made(small):
-    """Two stages run where one of TP 2 is better: the layout stays, the better one is told with what it takes."""
+    """Two stages run where one of TP 2 is better: the layout stays, the better one is reported with its cost."""
     requested, best = small
     planner = Planner(question_of(requested).planner.estimator, [1], [Strategy.RRA])
     row = planner.best(best.bound.limit_s).row

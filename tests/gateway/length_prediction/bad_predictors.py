@@ -32,7 +32,7 @@ class Strange:
 
 
 class Words:
-    """Ten tokens a word; slow where it is told to be."""
+    """Predicts ten tokens a word, slowly where configured."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds

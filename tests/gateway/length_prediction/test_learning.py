@@ -1,4 +1,4 @@
-"""What is learnt from the lengths that finish: scale, coverage, drift; and from what nothing is learnt."""
+"""What is learned from the lengths that finish: scale, coverage, drift; and from what nothing is learned."""
 
 from __future__ import annotations
 

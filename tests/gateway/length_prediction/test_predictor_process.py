@@ -49,7 +49,7 @@ def test_a_process_predicts_the_same_and_its_prints_harm_nothing() -> None:
             assert bad.length_prediction.source == "prior"
             faults = f.state()["faults"]
             assert (faults["not_a_number"], faults["raised"]) == (1, 1)
-            # What it said itself ("asked to") may hold a prompt.
+            # The message of the exception itself ("asked to") may contain a prompt.
             assert re.fullmatch(r"\w+Error at \w+\.py:\d+", f.state()["last_error"])
             assert f.state()["process"]["starts"] == 1
 

@@ -45,7 +45,7 @@ def lengths(rng, n: int):
 
 
 def single_server(seed: int, n: int, *, sigma: float = 0.0, load: float = LOAD, reserved: bool = True) -> list[Row]:
-    """M/G/1, first come first served; ``held``: who waits, waits in the gateway, else in the engine."""
+    """M/G/1, first come first served; ``reserved``: requests wait in the gateway, else in the engine."""
     rng = np.random.default_rng(seed)
     prompt, output, service_s = lengths(rng, n)
     arrival_s = np.cumsum(rng.exponential(service_s.mean() / load, n))
@@ -73,7 +73,7 @@ def true_change(load: float = LOAD, n: int = 200_000) -> float:
 
 
 def batch_engine(service: Service, seed: int, n: int, rate_rps: float, *, sigma: float = 0.0) -> list[Row]:
-    """Engines as ``service`` says, simulated first come first served; the engine holds who waits (mode observe)."""
+    """Engines as ``service`` specifies, simulated first come first served; requests wait inside them (mode observe)."""
     rng = np.random.default_rng(seed)
     prompt = rng.integers(20, 400, n)
     output = np.maximum(2, np.rint(rng.lognormal(4.5, 0.9, n))).astype(np.int64)

@@ -49,7 +49,7 @@ def test_the_interval_holds_the_gain_of_theory(reserved: bool) -> None:
     assert [one.name for one in found.times] == ["fcfs", "srtf", "isrtf", "oracle"]
     assert found.times[0].jct_s[0] == found.fcfs_jct_s
     assert found.times[3].jct_s[::3] == (found.order("oracle").mean_jct_s, found.order("oracle").p99_jct_s)
-    for one in found.times:  # the only seat serves as long, whatever the order
+    for one in found.times:  # the only slot serves as long, whatever the order
         assert one.jct_s[0] - one.queue_s[0] == pytest.approx(found.fcfs_jct_s - found.times[0].queue_s[0])
 
 
@@ -365,7 +365,7 @@ def test_a_running_gateway_looks_back_in_another_process() -> None:
 
     async def go() -> dict:
         async with Monitor(record, interval_s=0.1) as watch:
-            while watch.found is None:  # noqa: ASYNC110 - it tells nobody
+            while watch.found is None:  # noqa: ASYNC110 - it sends no event
                 await asyncio.sleep(0.05)
         assert len(asyncio.all_tasks()) == 1
         return watch.found
@@ -392,7 +392,7 @@ def test_a_failed_analysis_is_reported_in_one_line(message: str, report: str, tm
 
     async def go() -> None:
         async with Monitor(record, interval_s=60.0) as watch:
-            while not caplog.messages:  # noqa: ASYNC110 - it tells nobody
+            while not caplog.messages:  # noqa: ASYNC110 - it sends no event
                 await asyncio.sleep(0.01)
             assert watch.found is None
 

@@ -1,4 +1,4 @@
-"""An engine's scheduler as far as the plug-in touches it: seats, a deque, a batch; no memory, no model."""
+"""An engine's scheduler as far as the plug-in touches it: slots, a deque, a batch; no memory, no model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Queue(deque):
 
 
 class Scheduler:
-    """Admits from the front while there are seats; each step gives every running request a token."""
+    """Admits from the front while there are slots; each step gives every running request a token."""
 
     def __init__(self, max_num_seqs: int = 1, vllm_config: Any = None) -> None:
         self.vllm_config = vllm_config

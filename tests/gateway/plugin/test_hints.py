@@ -1,4 +1,4 @@
-"""What engines that order themselves are told, and how it gets into a body and out again."""
+"""Hints for engines that order themselves, and how they get into a body and out again."""
 
 from __future__ import annotations
 

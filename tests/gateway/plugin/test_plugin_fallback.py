@@ -1,4 +1,4 @@
-"""Where anything is in doubt, or fails, the engine has its own order and goes on."""
+"""Where anything is uncertain, or fails, the engine keeps its own order and goes on."""
 
 from __future__ import annotations
 

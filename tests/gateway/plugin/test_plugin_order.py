@@ -1,4 +1,4 @@
-"""The order inside an engine is that of the policies; nobody waits for ever, nobody is lost."""
+"""The order inside an engine is that of the policies; no request waits for ever, none is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lengthwise.schema.errors import InputError
 
 
 class Ordered(OrderedScheduler, Scheduler):
-    """The mixin as it stands before vLLM's class."""
+    """The mixin in front of vLLM's class in the order of bases."""
 
 
 def ordered(settings: Settings, clock=None, **scheduler) -> Ordered:

@@ -41,7 +41,7 @@ def filled(made, count=6):
 
 
 def stays(made, caplog, states):
-    """Its first step takes all, as its own order has it; the log says why, once."""
+    """Checks that the first step takes all requests in the order of the engine and one warning gives the reason."""
     assert states in caplog.text
     assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
     requests = filled(made)
@@ -172,7 +172,7 @@ def test_an_error_of_the_engine_itself_is_not_hidden_and_leaves_it_as_it_was(vll
 
 
 def test_a_step_that_cannot_be_restricted_leaves_no_request_paused_and_all_slots():
-    """Whoever was told to rest before the failure would rest for ever."""
+    """A request that was paused before the failure would stay paused for ever."""
 
     class Stubborn:
         @property

@@ -1,4 +1,4 @@
-"""Steps of an engine held to an RRA schedule: batches and iterations exact, nothing lost, nobody starved."""
+"""Steps of an engine held to an RRA schedule: batches and iterations exact, nothing lost, no request starved."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_with_room_for_all_every_phase_has_its_batch_and_its_iterations(lengths,
     for phase in phases:
         assert phase.admitted == min(batch, left) == len(phase.requests)
         left -= phase.admitted
-        assert phase.decode_steps <= steps or not left, "longer only when nobody waits"
+        assert phase.decode_steps <= steps or not left, "longer only when no request waits"
     assert left == 0
     assert sum(one.prompt_tokens for one in phases) == sum(prompt for prompt, _ in lengths)
     assert sum(one.decode_seqs for one in phases) == sum(output - 1 for _, output in lengths)
@@ -144,7 +144,7 @@ def test_slots_bound_the_batch_and_finished_requests_are_replaced_at_the_next_pr
     filled(made, [(5, 10)] * 24)
     made.run()
     phases = list(made.lengthwise.tracker.phases)
-    # Two seats are left for the second phase; at the third nobody has ended, at the fourth the first six have.
+    # Two slots are left for the second phase; at the third no request has ended, at the fourth the first six have.
     assert [one.admitted for one in phases[:5]] == [6, 2, 0, 6, 2]
     assert [one.decode_batch for one in phases[:4]] == [6, 8, 8, 8]
     assert all(one.decode_steps == 4 for one in phases[:4])
@@ -223,7 +223,7 @@ def test_phases_are_recorded_a_line_each(tmp_path):
         "decode_s": 1.0,
         "requests": ["r0", "r1", "r2"],
     }
-    assert (rows[1]["decode_batch"], rows[1]["decode_steps"]) == (6, 8), "nobody waits: decoding goes on"
+    assert (rows[1]["decode_batch"], rows[1]["decode_steps"]) == (6, 8), "no request waits: decoding goes on"
     assert made.closed
 
 

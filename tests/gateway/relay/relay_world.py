@@ -90,7 +90,7 @@ class FixedFleet:
 
 
 class Report:
-    """The prediction is what the prompt's last word says."""
+    """Predicts the number that is the prompt's last word."""
 
     async def first(self, request: Request, text: str | None) -> LengthPrediction:
         words = (text or "").split()
@@ -101,7 +101,7 @@ class Report:
 
 
 class Ledger(Listener):
-    """What the listeners were told."""
+    """The events that listeners received."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []

@@ -50,7 +50,7 @@ class Words:
 
 
 def answer(prompt: list[int], max_tokens: int) -> tuple[list[int], str]:
-    """What the model says in one go."""
+    """The output of the model in one go."""
     ids = list(prompt)
     for _ in range(max_tokens):
         ids.append(following(ids))
@@ -102,7 +102,7 @@ class Scripted:
         await self.kill()
 
     async def kill(self) -> None:
-        """As a process that dies: nobody listens, all connections are reset."""
+        """Behaves as a process that dies: it stops listening and resets all connections."""
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()

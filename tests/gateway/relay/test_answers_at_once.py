@@ -1,4 +1,4 @@
-"""An answer that comes at once tells no first token: nobody learns from it how soon an engine speaks."""
+"""An answer that comes at once shows no first token: no estimate of the time to first token uses it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_an_answer_beyond_the_bound_is_the_fault_of_the_engine_and_the_next_one_
             status, reported = await ask()
             assert (status, reported["error"]["code"]) == (502, "answer_too_long")
             assert "200000 bytes" in reported["error"]["message"]
-            assert len(engine.log.entries) - 1 == 2, "nobody else is asked for the same (one was the probe)"
+            assert len(engine.log.entries) - 1 == 2, "no other engine gets the request (one was the probe)"
             assert gateway.fleet.blamed == ["answer too long"]
             engine.faults.incoming = [Fault("giant", after_tokens=5, size=100_000)]
             status, reported = await ask()

@@ -1,4 +1,4 @@
-"""Whatever engines do, and whenever answers are cut or moved, each is whole and right, or says that it is not."""
+"""Whatever engines do, and whenever answers are cut or moved, each is whole and right, or reports an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that says 200 and then fails in the body, again and again, is left alone."""
+"""An engine that returns 200 and then fails in the body, again and again, is left alone."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Events that are no JSON, or hide what they add: nobody goes on over a token that was lost in one."""
+"""Events that are no JSON, or hide what they add: no engine continues over a token that was lost in one."""
 
 from __future__ import annotations
 

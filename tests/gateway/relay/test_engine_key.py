@@ -52,7 +52,7 @@ def another_key(engine: EngineServer) -> None:
 
 
 def another_model(engine: EngineServer) -> None:
-    """It said that it has the model, and does not know it."""
+    """Makes the engine refuse the model that it reported."""
     engine.spec = EngineSpec(model="another", api_key="secret")
 
 

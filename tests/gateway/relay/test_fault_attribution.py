@@ -34,7 +34,7 @@ def test_the_errors_of_an_engine_stay_its_own_when_its_name_is_reused():
     _, new = renamed(fleet)
     blame.worker = new
     blame.on_error(no())
-    assert blame.is_request_fault(), "two engines said no, and nobody else is there"
+    assert blame.is_request_fault(), "two engines refused, and there is no other"
 
 
 def test_a_successor_that_serves_the_request_shows_the_fault_of_the_old_engine():

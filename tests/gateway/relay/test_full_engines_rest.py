@@ -1,4 +1,4 @@
-"""An engine that is full and says for how long gets nothing meanwhile; who was refused there goes elsewhere at once."""
+"""A full engine that states its retry time gets nothing until then; refused requests go elsewhere at once."""
 
 from __future__ import annotations
 

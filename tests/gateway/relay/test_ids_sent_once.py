@@ -1,4 +1,4 @@
-"""A client that asks for token ids is told each once, with the text that it completes, however often it is cut."""
+"""A client that requests token ids gets each once, with the text that it completes, however often it is cut."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def breaks(per_chunk: int, *, half: bool) -> int:
 
 @pytest.mark.parametrize("half", [True, False])
 def test_an_engine_death_within_a_character_whose_ids_were_sent_ends_the_stream_with_an_error(half: bool):
-    """Who did not ask for ids, or was told none of the half, goes on elsewhere."""
+    """A client that did not request ids, or received none of the half, goes on elsewhere."""
 
     async def work() -> None:
         at = breaks(2, half=half)

@@ -1,4 +1,4 @@
-"""A stream that cannot go on says so, whichever way it ends: never a half answer that looks whole."""
+"""A stream that cannot go on reports it, whichever way it ends: never a half answer that looks whole."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_directly_forwarded_stream_is_preempted_without_a_visible_difference()
 
 
 def test_an_engine_that_keeps_its_stream_open_after_the_end_delays_no_client():
-    """The end comes in a piece of its own; who waits for pieces has to be told, and the engine is not to blame."""
+    """The end comes in a piece of its own; the reader of pieces is notified, and the engine is not to blame."""
 
     async def work() -> None:
         async with world([Scripted([Fault("stall", 60)], step_s=0.001)], takes=lambda: True) as w:

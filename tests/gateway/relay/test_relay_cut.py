@@ -1,4 +1,4 @@
-"""A cut cannot be told from the answer."""
+"""A preempted answer cannot be distinguished from an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_finished_output_does_not_continue_if_preempted_before_its_stream_ends
             finished = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 30}))
             await until(lambda: w.ledger.tokens_of[1] == 30)
             (ticket,) = w.driver._tickets.values()
-            ticket.interrupt(PREEMPTED)  # the engine has told the end, and keeps the stream open
+            ticket.interrupt(PREEMPTED)  # the engine has sent the end, and keeps the stream open
             reply = await finished
             assert reply.finishes == ["length"]
             assert reply.text == answer(encode("long 300"), 30)[1]

@@ -1,4 +1,4 @@
-"""An engine fails: the client's answer goes on elsewhere, or it is told; nothing leaks."""
+"""An engine fails: the client's answer goes on elsewhere, or ends in an error; nothing leaks."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def _raw(w, body):
 @pytest.mark.parametrize("how", ["503", "busy"])
 @pytest.mark.parametrize("ids_told", [True, False])
 def test_a_full_engine_is_no_failure_and_the_request_keeps_its_place(how, ids_told):
-    """An engine says so by its status, or with 200 and an error in the stream, as vLLM does."""
+    """An engine reports that it is full by its status, or with 200 and an error in the stream, as vLLM does."""
 
     async def work() -> None:
         async with world([Scripted(plan=[Fault(how)] * 3, ids_told=ids_told)]) as w:

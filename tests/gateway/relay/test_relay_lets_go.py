@@ -1,4 +1,4 @@
-"""Once a stream has begun, nothing is kept of its request that only sending it anew would need."""
+"""Once a stream has started, nothing is kept of its request that only sending it again would need."""
 
 from __future__ import annotations
 

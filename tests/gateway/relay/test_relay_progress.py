@@ -1,4 +1,4 @@
-"""Predictors that read what has been generated are given it, and nobody else pays for that."""
+"""Predictors that read generated text receive it, and no other predictor pays for that."""
 
 from __future__ import annotations
 

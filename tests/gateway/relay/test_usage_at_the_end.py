@@ -1,4 +1,4 @@
-"""The usage of a whole answer, told once, also where the engine died behind the last token."""
+"""The usage of a whole answer, reported once, also where the engine died after the last token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are told by hand."""
+"""Requests whose events are reported by hand."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_rows_come_back_with_times_of_the_day(tmp_path) -> None:
 
 
 def test_a_response_in_one_piece_has_no_first_token(tmp_path) -> None:
-    """That its tokens come at all is known at its end: that is when they are told."""
+    """Only its end shows that its tokens come at all: that is when they are reported."""
     q, path = request(1), tmp_path / "j.jsonl"
     q.dispatch.single_chunk, q.generated_tokens = True, 9
     reported: list[Row] = []

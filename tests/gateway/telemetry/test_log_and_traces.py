@@ -1,4 +1,4 @@
-"""Log lines and spans: what is told, and what never is."""
+"""Log lines and spans: what they report, and what they never report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told: by its conventions, adding up, of few series, at little cost a token."""
+"""Metrics for Prometheus: by its conventions, adding up, of few series, at little cost a token."""
 
 from __future__ import annotations
 

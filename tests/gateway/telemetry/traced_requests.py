@@ -1,4 +1,4 @@
-"""A gateway's story told by hand to a listener."""
+"""A gateway's events, reported by hand to a listener."""
 
 from __future__ import annotations
 

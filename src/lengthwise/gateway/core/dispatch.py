@@ -226,7 +226,7 @@ class DispatchPass:
         return without_avoided(entry, self._serving[model])
 
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
-        """Return the worker with the least backlog in seconds less what its prefix cache saves; ``only`` "" is any."""
+        """Return the least loaded worker, caches counted; of name ``only``; with ``together`` free slots, or idle."""
         usable = self.usable(entry)
         candidates = [worker for worker in usable if self._admits(worker, entry, only, together)]
         if not candidates:

@@ -5,12 +5,12 @@ full or the first of them has streamed a token. It is finished once each new req
 prefill, and every request N_D tokens since the prefill began: an iteration is one more token of every request. Until
 then only requests that have waited ``max_wait_s`` are dispatched.
 
-An engine takes up a dispatched request some iterations late, which count. A new request is level with the others at its
-first token; at an empty worker it counts as many iterations as the last new requests needed. A token that arrives more
-than half an iteration after the last iteration began belongs to the next.
+An engine takes up a dispatched request some iterations late, and these count. At its first token a new request is level
+with the others; at an empty worker, which has no others, it gets as many iterations as the last new requests needed. A
+token that arrives more than half an iteration after the last iteration began belongs to the next.
 
 No request holds a phase open for ever: once the fastest stream is past N_D by ``slack`` iterations the phase is
-finished, and a request without a token in a complete phase is not waited for until its next token.
+finished, and a request without a token in a complete phase is not waited for again before it has streamed one.
 """
 
 from __future__ import annotations

@@ -201,8 +201,8 @@ class Preemption:
     """Decides preemptions. A request is not preempted where its answer would change, too often, or once overdue.
 
     A preemption must pay for itself: the first waiting request's gain (or a third of the gain of all) exceeds the
-    recomputation over the whole batch, and the victim policy agrees. For an overdue request the policy alone decides. A
-    request dispatched again is protected for a window, and only strictly better keys preempt.
+    recomputation times all running and waiting requests, and the preemption policy agrees. For an overdue one that
+    policy alone decides. A request dispatched again is protected for a window, and only strictly better keys preempt.
     """
 
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:
@@ -278,7 +278,7 @@ class Preemption:
         return preempted
 
     def precedes(self, waiting: Entry, running: Entry) -> bool:
-        """Return whether the running request is of no better class or tenant; an overdue one is of the best class."""
+        """Return whether class and tenant let the waiting request precede; an overdue one counts as the best class."""
         w, r = waiting.request.client, running.request.client
         if self._order.fairness == "none" or w.tenant == r.tenant or not (waiting.overdue or w.priority == r.priority):
             return waiting.overdue or w.priority <= r.priority

@@ -6,7 +6,7 @@ tenant with the least service comes first, its overdue requests before its other
 
 The bound: once a request is overdue, ``DispatchPass`` gives no worker that it could use to one behind it in this order,
 so only overdue requests that arrived before precede it, none of which is preempted. Hence it waits at most
-``max_wait_s`` plus the time in which the workers of its model finish these, and those in flight above their limits,
+``max_wait_s`` plus the time in which the workers of its model finish these and all requests in flight,
 whatever is predicted. With fairness these are the overdue requests of its tenant, and those of each other tenant until
 that one has as much service: what other tenants have queued does not count.
 """

@@ -88,7 +88,7 @@ _GROWTH = tuple(size - before for before, size in zip((0, *SIZES), SIZES, strict
 
 
 class PrefixCache:
-    """Model of a worker's prefix cache: hashes of the leading blocks of dispatched prompts, evicted by least use."""
+    """Model of a worker's prefix cache: hashes of the leading blocks of dispatched prompts, least recently used out."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.max_blocks = max_blocks
@@ -202,7 +202,7 @@ _HALF_LIFE_S = 60.0
 
 
 class Throughput:
-    """The best observed rate, halved by a minute of use: a worker with little to do is not a slow one."""
+    """The best observed rate, halved for each minute in use, so that a worker with little to do keeps its rate."""
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None

@@ -22,7 +22,7 @@ from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_
 
 CHAT, COMPLETIONS = "chat", "completions"
 
-Number = int | float | None  # A JSON number; JSON has no integers, so 1.0 is one as well
+Number = int | float | None  # A JSON number; JSON does not distinguish integers, so 1.0 is allowed as 1
 
 
 class Part(msgspec.Struct, gc=False):

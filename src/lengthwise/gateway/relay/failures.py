@@ -138,7 +138,7 @@ class FailureAttribution:
             self._fleet.succeeded(name, self._model)
 
     def on_finished(self) -> None:
-        """Note that the worker served the request to its end; a single one with an in-stream error erred."""
+        """Note that the worker served the request to its end; if one other alone failed inside a stream, it erred."""
         if sum(in_stream for _, in_stream in self._errors.values()) == 1:
             self._report_errors(in_stream=True)
         self._errors.clear()

@@ -260,7 +260,7 @@ class RequestSession:
         return True
 
     def _process(self, attempt: Attempt, data: bytes) -> bytes:  # noqa: C901
-        """Return the bytes for the client of a chunk of the engine (b"" at its end), after all counts are updated."""
+        """Return the bytes for the client of a chunk of the engine (``data``; b"": its end), after counting them."""
         response, ticket = self.response, self.ticket
         assert response is not None
         out = response.feed(data) if data else response.end()

@@ -173,7 +173,7 @@ class EventTemplate:
         self.num_matches, self._ids_at, self._attempts_left = 0, 0, _MAX_ATTEMPTS
 
     def learn(self, event: bytes, text: re.Pattern[bytes], *, ids: bool = False) -> None:
-        """Store the layout of an event with one ``text`` and no end, usage or error; ``ids``: with token ids only."""
+        """Store the layout of an event with one ``text`` and no end, usage or error; ``ids``: only if it has ids."""
         if self.num_matches >= _MIN_MATCHES:
             self._attempts_left = _MAX_ATTEMPTS
         self._before, self.num_matches = b"", 0

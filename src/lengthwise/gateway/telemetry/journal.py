@@ -46,7 +46,7 @@ class Row:
     worker: str
     preemptions: int
     resumed_tokens: int  # tokens retained over preemptions and failovers
-    failovers: int  # number of worker failures
+    failovers: int  # moves from a worker that failed after its first output, or was gone
     outcome: str
 
     @property
@@ -221,7 +221,7 @@ class Journal:
 
 
 def read(path: Path | str) -> Iterator[tuple[int, Row]]:
-    """Yield (start of the gateway, row) by finish, in seconds since 1970; raise InputError if it is no journal."""
+    """Yield (number of the run, row) by finish, times in seconds since 1970; raise InputError if it is no journal."""
     return _runs([Path(path)])
 
 

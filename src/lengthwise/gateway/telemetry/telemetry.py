@@ -166,7 +166,7 @@ class Telemetry(Listeners):
 
     Uses ``listen.journal``, ``listen.trace`` and ``order.mode`` of the configuration; ``statistics`` returns the
     scheduler's state. ``refusal_subscribers`` are called with reason, rejection, tenant and model of every refusal.
-    Traces need the extra ``tracing``, else MissingExtraError is raised.
+    OpenTelemetry spans (``listen.trace``) need the extra ``tracing``, else MissingExtraError is raised.
     """
 
     def __init__(
