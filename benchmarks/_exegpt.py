@@ -175,17 +175,16 @@ def _cells(served, task: str) -> list[dict[str, Any]]:
     ft, plan, cells = FasterTransformer(of), planner(of), []
     for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=False):
         choice, other = chosen(plan, bound_s, separately=True), ft.best(bound_s)
-        assert other is not None  # bounds are quantiles of its latencies
         sides = [side for side in (choice.search.sides if choice else ()) if side.best]
         best = {side.strategy: side.best for side in sorted(sides, key=lambda side: side.best.throughput_rps)}
         cells.append({
             "bound": bound,
             "bound_s": bound_s,
-            "ft": {"rps": other[0], "batch": other[1].prefill_batch, "constrained_latency_s": other[1].latency_s},
-            "ft_task_longest_rps": ft.static.best(bound_s).throughput_rps,
+            "ft": other and {"rps": other[0], "batch": other[1].prefill_batch, "latency_s": other[1].latency_s},
+            "ft_task_longest_rps": other and ft.static.best(bound_s).throughput_rps,
             "strategies": {strategy.value: summary_of(best.get(strategy.value)) for strategy in Strategy},
             "won": choice.row.strategy if choice else None,
-            "gain": (choice.row.throughput_rps if choice else 0.0) / other[0],
+            "gain": choice.row.throughput_rps / other[0] if choice and other else 0.0,
         })  # fmt: skip
     return cells
 
@@ -293,7 +292,8 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
     plan, ft_known, ft = planner(known), FasterTransformer(known), FasterTransformer(unseen)
     cells = []
     for bound, bound_s in zip(BOUNDS, ft_known.bounds_s(), strict=False):
-        batch = ft_known.best(bound_s)[1].prefill_batch
+        best = ft_known.best(bound_s)  # None: even a batch of one takes longer for an output of maximum length
+        batch = best[1].prefill_batch if best else 1
         index = next((at for at, row in enumerate(ft.static.rows) if row.prefill_batch >= batch), len(ft.rps) - 1)
         ft_rps = float(ft.rps[index])
         own = _on_unseen(chosen(plan, bound_s), unseen, bound_s)
