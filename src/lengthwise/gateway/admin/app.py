@@ -66,6 +66,8 @@ def allowed(host: str, own: str = "") -> bool:
 
 EVENT_INTERVAL_S = 1.0
 MAX_STREAMS = 32
+RARE_S = 1800.0
+"""Between two estimates of the gain, which take seconds of CPU time, where requests are not just observed."""
 _SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
@@ -91,7 +93,8 @@ class AdminApp:
         if monitor is None:
             record = Record()
             telemetry.traces.subscribe(record.append)
-            monitor = self._own_monitor = Monitor(record, config.order)
+            seconds = {} if config.order.mode == "observe" else {"interval_s": RARE_S, "first_s": RARE_S / 6}
+            monitor = self._own_monitor = Monitor(record, config.order, **seconds)
         telemetry.metrics.gain = lambda: monitor.found
         self.state = State(config, driver, fleet, length_predictor, telemetry, monitor, clock)
         self._host_name = config.listen.admin_host

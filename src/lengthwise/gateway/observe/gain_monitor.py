@@ -43,8 +43,15 @@ _log = logging.getLogger("lengthwise.gateway")
 class Monitor:
     """Async context manager with the latest estimate, ``found`` as from ``as_json``; None before the first one."""
 
-    def __init__(self, record: Record, order: Order = Order(), *, interval_s: float = INTERVAL_S) -> None:  # noqa: B008
-        self._record, self.order, self._interval_s = record, order, interval_s
+    def __init__(
+        self,
+        record: Record,
+        order: Order = Order(),  # noqa: B008
+        *,
+        interval_s: float = INTERVAL_S,
+        first_s: float = 0.0,  # no estimate before
+    ) -> None:
+        self._record, self.order, self._interval_s, self._first_s = record, order, interval_s, first_s
         self.found: dict[str, Any] | None = None
         self._running = contextlib.AsyncExitStack()
 
@@ -83,6 +90,7 @@ class Monitor:
         return found
 
     async def _run(self) -> None:
+        await asyncio.sleep(self._first_s)
         while True:
             try:
                 async with asyncio.timeout(_TIMEOUT_S):

@@ -130,13 +130,21 @@ def before_malformed(events: bytes) -> tuple[bytes, str]:
     """Return the events before the first that is no JSON object, end or comment, and that one's data ("" none)."""
     parts = split_events(events)
     for at, event in enumerate(parts):
+        if event.startswith(b"data: {") and _is_object(event[6:]):  # nearly every event: decoded without a copy as text
+            continue
         data = event_data(event)
-        if data and data.strip() != "[DONE]":
-            try:
-                _OBJECTS.decode(data)
-            except msgspec.DecodeError:
-                return b"".join(parts[:at]), data
+        if data and data.strip() != "[DONE]" and not _is_object(data):
+            return b"".join(parts[:at]), data
     return events, ""
+
+
+def _is_object(data: bytes | str) -> bool:
+    """Return whether an event's data is a JSON object."""
+    try:
+        _OBJECTS.decode(data)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 _OUTPUT_FIELDS = ("text", "content", "token_ids", "reasoning", "reasoning_content", "refusal", "audio", "tool_calls",
