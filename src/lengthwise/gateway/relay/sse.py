@@ -104,7 +104,9 @@ def find_from(pattern: re.Pattern[bytes], start: bytes, body: bytes) -> re.Match
 
 
 def is_done(events: bytes) -> bool:
-    """Return whether the events hold ``[DONE]``; the substring test saves 2.7 us per event."""
+    """Return whether the events hold ``[DONE]``; the tests of substrings save 2.7 us per event."""
+    if events.endswith(b"\n\ndata: [DONE]\n\n"):
+        return True
     return b"[DONE]" in events and _DONE_LINE.search(events) is not None
 
 
