@@ -437,6 +437,8 @@ def exegpt_figures() -> None:
 
 
 def _gain(cell: Row) -> str:
+    if cell["won"] and not cell["gain"]:
+        return f"{STRATEGIES[cell['won']]} alone"
     return f"{number(cell['gain'])} {STRATEGIES[cell['won']]}" if cell["won"] else "no schedule meets it"
 
 
