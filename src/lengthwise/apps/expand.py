@@ -50,7 +50,7 @@ class Block:
         index: Position within the row.
         prompt_tokens: Without the outputs of other calls.
         known_tokens: Output length, 0 if unknown.
-        random_draw: Coin, or -1.
+        random_draw: Number of the coin that decides whether the task is present; -1: it always is.
         is_chain: Whether each task waits for the one before it in its row.
     """
 

@@ -50,7 +50,7 @@ class _Lazy(Sequence[_T]):
 class Rows:
     """The rows that an application runs on; ``ids`` are values of the id field, or numbers from 0, as texts.
 
-    ``sha256`` is the hash of the file, in hex; of a part of the rows: also of their number.
+    ``sha256`` is the hash of the file, in hex; of the first rows only: of that hash and their number.
     """
 
     ids: Sequence[str]

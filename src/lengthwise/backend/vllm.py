@@ -47,7 +47,7 @@ def vllm_launch(
     device: str = "cuda",
     replica: int = 0,
 ) -> Launch:
-    """Return the command that serves one replica with stock vLLM as nearly as simulated as possible.
+    """Return the command that serves one replica with stock vLLM, as close to the simulated deployment as possible.
 
     ``model`` is a Hugging Face id or a folder (None: the catalog's, or ``$MODEL``), ``served_name`` its name in
     requests (None: that of the catalog). ``device`` "cpu" tries the command without a GPU, not its speed. ``replica``

@@ -1,7 +1,7 @@
 """Reads a model's shapes from a Hugging Face ``config.json``, by keys rather than by architecture.
 
-A key is read here, or is known not to change shapes (``_NEUTRAL``), or may have any value that turns it off. Any other
-key that looks like a shape refuses the model: its parameters would be counted wrongly.
+A key is read here, or is known not to change shapes (``_NEUTRAL``), or its value (null, false, 0, empty) turns it off.
+Any other key that looks like a shape makes the model an error: its parameters would be counted wrongly.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _print_end(done: AppRun, report: Path | None) -> None:
 def progress_display(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Yield a function that shows progress on standard error: a table on a terminal, otherwise lines.
 
-    A line is printed each 10 s of the run's clock at first, later after each fiftieth of the elapsed time. Notes are
+    Lines are printed 10 s of the run's clock apart, later a fiftieth of the elapsed time, at most 10 minutes. Notes are
     printed before the first progress, so that a run that cannot start prints its error alone.
     """
     if quiet:

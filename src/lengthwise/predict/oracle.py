@@ -18,7 +18,7 @@ class Truthful(Protocol):
     """A predictor that needs the true length, and therefore exists only in simulation.
 
     It has ``peek`` instead of ``predict``. Its only randomness is ``luck``, one number per request: a request has the
-    same error at every window, and different error models share the same random numbers.
+    same luck at every prediction, and different error models share the same random numbers.
     """
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:

@@ -191,8 +191,8 @@ def _quantile(pmf: Floats, level: float) -> int:
 class AdjustedBatches:
     """Prefill batches under ExeGPT's dynamic adjustment, by target batch size (``SIZES``).
 
-    ``prompts`` is their mean number of prompts over the target size, ``ranges`` the relative excess of a batch's tokens
-    over their mean at the level.
+    ``prompts`` is their mean number of prompts divided by the target size. ``ranges`` is (q - mean) / mean, with q the
+    quantile of a batch's tokens at the level.
     """
 
     prompts: Floats

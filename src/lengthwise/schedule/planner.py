@@ -2,9 +2,9 @@
 
 Each strategy is searched at each tensor-parallel degree, and the result of one search bounds the next. As throughput is
 not quite monotone where there are few decode iterations between prefills, RRA's result is then improved by local
-search (``refine``). The bound is for an output of ``Assumptions.level``. It applies to the latency with batches' work
-at the far end of its 99 % range, as in the paper ("We do consider this variance when determining control variables",
-section 7.9); with ``worst_case=False`` it applies to the expected latency.
+search (``refine``). The bound is for an output at the quantile ``Assumptions.level``, or of ``output_tokens``. It is on
+the latency with batches' work at the upper end of its range at this level (99 % by default), as in the paper ("We do
+consider this variance when determining control variables", section 7.9), or on the expected one (``worst_case=False``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class SpaceResult:
-    """A search space, the result of its search, and an upper bound on what else it could hold."""
+    """A search space, the result of its search, and an upper bound on the throughput of all its schedules."""
 
     space: SearchSpace
     result: SearchResult

@@ -45,8 +45,8 @@ class EngineConfig:
         served: The model's name in requests; "": the first that the engine lists.
         command: An own command with ``{weights}``, ``{port}`` and the other PLACES; "": vLLM's for the plan.
         environment: Variables on top of this process' own.
-        max_num_seqs: Concurrent requests of a replica, where the plan's deployment has no limit.
-        max_model_len: For the command.
+        max_num_seqs: Concurrent requests of a replica that has an own command or no planned deployment.
+        max_model_len: Value of ``{max_model_len}`` in an own command.
         sleeps: Whether its engines have ``/sleep`` and ``/wake_up``: vLLM in development mode, on CUDA, ROCm, XPU. Its
             CPU build takes ``--enable-sleep-mode`` and then refuses to start ("Sleep mode is not supported on current
             platform", 0.32): engines are restarted instead there, and wherever ``/sleep`` fails.

@@ -133,8 +133,8 @@ class Store(ABC):
 
     Attributes:
         sql: Statements by name.
-        words: The words of statements that differ between databases: types, ``numbers`` and ``texts`` (conditions after
-            a column: in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
+        words: The words of statements that differ between databases: types, ``numbers`` and ``texts`` (conditions that
+            a column is in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
             ``skip`` (the same, without the rows that another transaction has locked).
         empty: Statements that remove all tasks and edges.
         filled: Statements that run after tasks were inserted.

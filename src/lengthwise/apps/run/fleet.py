@@ -35,7 +35,7 @@ class Silent:
         description: The engine; "": it has not been ready yet.
         since_s: Time of its start or of its last progress, from the start of the run; ``for_s``: seconds since then.
         planned_s: Planned seconds until it is ready; 0: it was ready, or unknown.
-        is_placed: Whether ``gpus`` are GPUs; else they are the engine's number among those of its model.
+        is_placed: Whether ``gpus`` are GPUs; else they hold the engine's number among the engines of its model.
     """
 
     model: int
