@@ -62,7 +62,7 @@ class Greedy(Ledger):
 @pytest.mark.parametrize("wrong", [Generous, Forgetful, Greedy])
 def test_the_kit_finds_what_is_wrong(wrong, tmp_path):
     with pytest.raises(AssertionError, match=r"must|returns"):
-        check_ledger(lambda name: wrong(open_ledger(tmp_path / f"{name}.sqlite")._store))
+        check_ledger(lambda name: wrong(open_ledger(tmp_path / f"{name}.sqlite").store))
 
 
 class Machine(RuleBasedStateMachine):
