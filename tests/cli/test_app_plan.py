@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ sys.path.append(str(Path(__file__).parent))
 from apps_world import write_app
 
 from lengthwise.apps.plan import METHODS
+from lengthwise.cli.app_plan import show
 from lengthwise.config.app_file import read_plan
+from lengthwise.report.apps_text import AppFacts, duration_text
+from lengthwise.schema.estimate import Estimate
 
 QUICK = ("--draws", 1, "--true-draws", 3)
 
@@ -139,3 +143,15 @@ def test_a_mistyped_command_is_reported_with_the_nearest(cli):
     finished = cli("app", "pln")
     assert finished.code == 2
     assert "Did you mean 'plan'?" in finished.err
+
+
+def test_stages_that_end_at_another_time_than_the_mean_are_explained(cli, tmp_path, capsys):
+    cli("app", "plan", write_app(tmp_path), *QUICK, "--no-what-if", "--json", tmp_path / "plan.json")
+    plan = read_plan(tmp_path / "plan.json")
+    end_s = plan.stages[-1].end_s
+    for factor in (1.0, 2.0):
+        show(replace(plan, makespan=Estimate(factor * end_s)), AppFacts("judged", (), ("A100", "A100")))
+        explained = (
+            f"The stages are those of one sample, which ends after {duration_text(end_s)}." in capsys.readouterr().out
+        )
+        assert explained is (factor != 1.0)

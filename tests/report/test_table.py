@@ -5,7 +5,7 @@ import io
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -59,7 +59,10 @@ def test_one_run_states_the_source_of_its_intervals(toy) -> None:
     text = printed([Result("one", summarize(records), records, toy.deployment())], 80)
     assert "No intervals: too few requests; use --seeds." in text
     replayed = Result("one", summarize(records), records, toy.deployment(), '[workload]\ntrace = "log.csv"\n')
-    assert "No intervals: too few requests." in printed([replayed], 80), "seeds change nothing"
+    constant = '[workload]\nprompt = 9\noutput = { kind = "fixed", tokens = 5 }\narrivals = "constant"\n'
+    fixed = Result("one", summarize(records), records, toy.deployment(), constant)
+    for same in (replayed, fixed):
+        assert "No intervals: too few requests." in printed([same], 80), "seeds change nothing"
     assert "±" not in text
     assert "MFU" not in text
 
@@ -87,8 +90,14 @@ def test_values_are_rounded_to_their_half_width(value, half, text) -> None:
     assert rounded(value, half) == text
 
 
+def test_a_half_width_of_rounding_errors_is_none() -> None:
+    assert rounded(7.845859818, 1e-15) == ("7.85", "0")
+    assert rounded(0.0, 0.0)[1] == "0"
+
+
 @given(st.floats(1e-6, 1e9), st.floats(1e-9, 1e9))
 def test_rounding_keeps_the_value_within_its_interval_and_never_hides_it(value, half) -> None:
+    assume(half > 1e-12 * value)  # less is the rounding error of equal values
     shown, width = (float(x.replace(",", "")) for x in rounded(value, half))
     assert abs(shown - value) <= max(half, 1e-9)
     assert width > 0 or half < 1e-9

@@ -86,6 +86,8 @@ def show(plan: AppPlan, details: AppFacts) -> None:
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
         out.print(f"90 % of the samples lie within {duration(low)} to {duration(high)}")
+    if note := text.sample_note(plan):
+        out.print(note)
     out.print()
     rows: list[tuple[str, ...]] = []
     for number, stage in enumerate(plan.stages[:_MAX_STAGES], 1):

@@ -120,15 +120,22 @@ def sentences(plan: AppPlan, app_metadata: AppFacts) -> list[str]:
     return list(_sentences(plan, app_metadata))
 
 
+def sample_note(plan: AppPlan) -> str:
+    """Return that the listed stages end at another time than the mean of the samples, a sentence; "" if they do not."""
+    end_s = plan.stages[-1].end_s if plan.stages else plan.makespan.value
+    if duration_text(end_s) == duration_text(plan.makespan.value):
+        return ""
+    return f"The stages are those of one sample, which ends after {duration_text(end_s)}."
+
+
 def _sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
     on = f" on {counted(len(app_metadata.gpus), 'GPU')}" if app_metadata.gpus else ""
     draws = ""
     if len(plan.makespans_s) > 1 and plan.makespan.has_interval:
         draws = f"; mean over {len(plan.makespans_s)} length samples not used for planning, with its 95 % interval"
     yield f"Makespan {estimate_duration_text(plan.makespan)}{on} ({counted(len(plan.stages), 'stage')}{draws})."
-    end_s = plan.stages[-1].end_s if plan.stages else plan.makespan.value
-    if duration_text(end_s) != duration_text(plan.makespan.value):
-        yield f"The stages are those of one sample, which ends after {duration_text(end_s)}."
+    if note := sample_note(plan):
+        yield note
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
         yield f"Nine of ten samples lie between {duration_text(low)} and {duration_text(high)}."

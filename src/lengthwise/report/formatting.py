@@ -20,8 +20,9 @@ def rounded(value: float, half_width: float) -> tuple[str, str]:
     """Return a value with four digits at most, and its half-width with two; the second empty if unknown."""
     if not math.isfinite(value):
         return UNKNOWN, ""
-    if not (math.isfinite(half_width) and half_width > 0):
-        return amount(value), "0" if half_width == 0 else ""
+    is_zero = half_width <= 1e-12 * abs(value)  # the rounding error of a mean of equal values
+    if is_zero or not math.isfinite(half_width):
+        return amount(value), "0" if is_zero else ""
     decimals = max(_decimals(half_width, 1), min(_decimals(half_width, 2), _decimals(value, 4)))
     return f"{value:,.{decimals}f}", f"{half_width:,.{decimals}f}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Group
@@ -238,8 +238,15 @@ def intervals_note(results: Sequence[Result]) -> str:
     if not any(c.estimate.has_interval for row in rows(results) for c in row.cells):
         workload = scenario_of(results[0]).get("workload", {})
         replayed = "trace" in workload and not {"request_rate", "arrivals", "concurrency"} & set(workload)
-        return f"no intervals: too few requests{'' if replayed or not results[0].deployment else '; use --seeds'}"
+        is_same = replayed or all(_is_fixed(workload.get(key)) for key in ("prompt", "output", "arrivals"))
+        return f"no intervals: too few requests{'' if is_same or not results[0].deployment else '; use --seeds'}"
     return f"± half-widths of {level} within one run (batch means)"
+
+
+def _is_fixed(setting: Any) -> bool:
+    """Return whether a length or the arrivals are the same at every seed."""
+    kind = setting.get("kind") if isinstance(setting, dict) else setting
+    return isinstance(kind, int) or kind in ("fixed", "constant", "all_at_once")
 
 
 def model_note(results: Sequence[Result]) -> str:

@@ -399,7 +399,8 @@ class RequestSession:
             error, attribution.caller, failures=self._failures, output_started=started
         ):
             after_s = None if error.code else 1.0
-            raise NotServedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {error}", after_s))
+            cause = "it sent a malformed event" if error.reason == failures.MALFORMED else str(error)
+            raise NotServedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {cause}", after_s))
         await self._resume("failed_over" if self._output_started else "retried", avoid=True)
         return b""
 
@@ -408,7 +409,7 @@ class RequestSession:
         self._close_attempt()
         response = self.response
         if response is not None and response.blocked:
-            raise NotServedError(Rejection(502, "engine_failed", "The engine is gone."))
+            raise NotServedError(Rejection(502, "engine_failed", "The engine is gone.", 1.0))
         self._resuming = response is not None and response.can_resume
         num_tokens = 0
         if isinstance(response, TrackedStream) and self._resuming:
