@@ -348,7 +348,7 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
 
     rng, order = np.random.default_rng(0), Order(mode="isrtf", rank="hrrn", max_wait_s=3600.0)  # keys change with time
     scheduler = Scheduler(order, Admission(), Dispatch())
-    scheduler.workers(0.0, [WorkerState("w", ("toy",), concurrency=1)])
+    scheduler.update_workers(0.0, [WorkerState("w", ("toy",), concurrency=1)])
     for i in range(WAITING + 1):
         prediction = LengthPrediction(float(rng.integers(1, 2000)))
         request = Request(i, i * 1e-3, "toy", int(rng.integers(1, 2000)), 4096, length_prediction=prediction)

@@ -12,7 +12,13 @@ import pytest
 from relay_world import Ledger, run
 
 from lengthwise.gateway.request import DEFAULT_PREDICTION, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import GONE, PREEMPTED, NotServedError, RequestFinishedError, SchedulerDriver
+from lengthwise.gateway.scheduler_driver import (
+    PREEMPTED,
+    WORKER_GONE,
+    NotServedError,
+    RequestFinishedError,
+    SchedulerDriver,
+)
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 
@@ -43,7 +49,7 @@ class Fcfs:
     def on_progress(self, now_s, id, generated_tokens) -> None:
         self.requests[id].generated_tokens = generated_tokens
 
-    def returned(self, now_s, id, generated_tokens, *, avoid="") -> None:
+    def requeue(self, now_s, id, generated_tokens, *, avoid="") -> None:
         self.running.pop(id, None)
         self.queue.insert(0, id)
 
@@ -51,14 +57,14 @@ class Fcfs:
         self.retained.append(id)
 
     def queue_full(self, now_s, worker, id, hold_s=0.0) -> None:
-        self.returned(now_s, id, 0)
+        self.requeue(now_s, id, 0)
 
-    def left(self, now_s, id) -> None:
+    def remove(self, now_s, id) -> None:
         self.running.pop(id, None)
         if id in self.queue:
             self.queue.remove(id)
 
-    def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
+    def update_workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
         return tuple(self.running) if not states else ()
 
     def schedule(self, now_s: float) -> Decisions:
@@ -188,7 +194,7 @@ def test_a_request_at_a_lost_worker_is_notified():
         ticket, received = await driver.enter(request(1)), []
         ticket.on_interrupt = received.append
         driver.fleet_changed([])
-        assert received == [GONE]
+        assert received == [WORKER_GONE]
         ticket.end(Outcome.FAILED)
 
     run(work)

@@ -106,7 +106,7 @@ class Doorkeeper(Reference):
 
     def _enqueue(self, queue: Any, q: Any, now: float) -> None:
         super()._enqueue(queue, q, now)
-        self.joined[q.index] = (len(self.admitted), q.wait.starvation_s(self.s.params.max_wait_s))
+        self.joined[q.index] = (len(self.admitted), q.wait.overdue_at_s(self.s.params.max_wait_s))
 
     def _preempt(self, rep: Any, step: Any) -> None:
         self.giving = True

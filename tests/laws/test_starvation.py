@@ -23,7 +23,7 @@ UNBOUNDED = {"max_wait_s": INFINITY, "preemption": PREEMPTION_MODES}
 
 class Bounded(Doorkeeper):
     def passes(self, q, w):
-        if w.wait.starvation_s(self.s.params.max_wait_s) <= self.now_s:
+        if w.wait.overdue_at_s(self.s.params.max_wait_s) <= self.now_s:
             assert q.wait.key == -INFINITY, "no request that is not overdue passes one that is"
             assert q.index < w.index, "overdue requests go in the order of arrival"
 

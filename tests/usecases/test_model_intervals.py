@@ -187,7 +187,7 @@ def test_draws_are_a_setting(quiet) -> None:
 
 
 def test_large_runs_are_not_repeated_unasked(monkeypatch) -> None:
-    monkeypatch.setattr("lengthwise.cost.model_error.LARGEST_RUN", 499)
+    monkeypatch.setattr("lengthwise.cost.model_error.MAX_REPEATED_REQUESTS", 499)
     large = outcome((PartError("step", 0.1),))
     assert large.model_draws == 0
     assert "runs of more than 499 requests are not repeated by default" in large.notes[0]

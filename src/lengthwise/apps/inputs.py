@@ -50,7 +50,7 @@ class _Lazy(Sequence[_T]):
 class Rows:
     """The rows that an application runs on; ``ids`` are values of the id field, or numbers from 0, as texts.
 
-    ``sha256`` is the hash of the file, in hex; of the first rows only: of that hash and their number.
+    ``sha256`` is the hash of the file, in hex. Of the first ``count`` rows it is the hash of that hash and ``count``.
     """
 
     ids: Sequence[str]

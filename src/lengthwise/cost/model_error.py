@@ -1,4 +1,4 @@
-"""Cost tables perturbed by the error of the cost model: a small, fixed design over the parts of a step."""
+"""Cost tables perturbed by the error of the cost model, by a small, fixed sampling plan over the parts of a step."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lengthwise.schema.deployment import Deployment
 
 DRAWS = 16
 LEVEL = 0.9
-LARGEST_RUN = 50_000  # requests of a run up to which it is repeated by default
+MAX_REPEATED_REQUESTS = 50_000  # larger runs are not repeated with perturbed tables by default
 _NAMES = ("layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked")
 PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; "front", the way into the engine, has errors as well
 FIT_ERROR_LIMIT = 0.2
-"""Median error of an operator's held-out rows above which answers warn of the fit."""
+"""Results warn of an operator's fit if the median error of its held-out rows is larger."""
 _DESIGNS = 200
 _Part = tuple[str, int]  # a part, and the index of its error, of which there is rarely more than one
 
 
 def perturbed(tables: CostTables, draws: int = DRAWS, seed: int = 0) -> list[CostTables]:
-    """Return ``draws`` copies of the tables with their parts multiplied by log-normal factors; [] without errors."""
+    """Return ``draws`` copies of the tables with parts multiplied by log-normal factors; [] without known errors."""
     return [made for (made,) in _perturbed([tables], draws, seed)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, masked_attention, merged_prefill_attention, prefill_attention, row
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import assign_return_number, drop_partial, join
+from lengthwise.engine._kernel_groups import assign_last_step_number, drop_partial, join
 from lengthwise.engine._kernel_memory import (
     blocks_to_admit,
     charge,
@@ -58,11 +58,11 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
         _update_order(S, r, now_s, rank, memory, preemption)
     if flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, rank, victim)
-    prompt_tokens = max(0, tokens - w.decodes)
+    prompt_budget = max(0, tokens - w.decodes)
     if rep.partials > 0:
-        _continue_prompts(S, r, now_s, prompt_tokens, rank, victim)
+        _continue_prompts(S, r, now_s, prompt_budget, rank, victim)
     if admit > 0 and (w.evicted == 0 or flags & ADMIT_AFTER_EVICTION != 0):
-        _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory)
+        _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory)
     if w.seqs == 0:
         _take_decodes(S, r, now_s, flags, rank, victim)
     rests = w.prompts > 0 and w.decodes == 0 and flags & DECODES_REST != 0
@@ -94,9 +94,11 @@ def _update_order(S, r, now_s, rank, memory, preemption):
         return
     evicts_first = params.preempts == 1 or S.work[0].plan_flags & ADMIT_AFTER_EVICTION != 0
     full = not evicts_first and S.running[r] >= params.max_num_seqs
-    if not full and (params.rank_every_step == 1 or queue.starvation_s <= now_s):
+    if not full and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):
         update_ranks(S, rep.queue, now_s, rank)
-    if params.preempts == 1 and (rep.check_preemption == 1 or rep.steps_since_check >= params.preemption_window):
+    if params.preempts == 1 and (
+        rep.check_preemption == 1 or rep.steps_since_check >= params.preemption_interval_steps
+    ):
         _preempt(S, r, now_s, rank, memory, preemption)
 
 
@@ -105,7 +107,7 @@ def _preempt(S, r, now_s, rank, memory, preemption):
     """Evict running requests for waiting ones that lack a slot or memory, where the preemption policy permits it."""
     rep, params = S.replicas[r], S.params[0]
     ranked, running, sorted_from, left = False, 0, 0, 0
-    free_slots, free = params.max_num_seqs - S.running[r], rep.free_blocks
+    free_seqs, free = params.max_num_seqs - S.running[r], rep.free_blocks
     queue = S.queues[rep.queue]
     tried = 0
     while tried < params.max_num_seqs and queue.length > 0:
@@ -115,7 +117,7 @@ def _preempt(S, r, now_s, rank, memory, preemption):
         S.tmp_waiting[tried] = slot
         S.tmp_waiting_key[tried] = key
         tried += 1
-        k, room, slots = left, free, free_slots
+        k, room, slots = left, free, free_seqs
         blocks = _blocks_to_enter(S, slot, room, slots, memory)
         if blocks < 0 and not ranked:
             running = rank_residents(S, r, now_s, rank)
@@ -132,7 +134,7 @@ def _preempt(S, r, now_s, rank, memory, preemption):
             blocks = _blocks_to_enter(S, slot, room, slots, memory)
         if blocks < 0:
             break
-        left, free, free_slots = k, room - blocks, slots - 1
+        left, free, free_seqs = k, room - blocks, slots - 1
     for i in range(tried):
         slot = S.tmp_waiting[i]
         queue_push(S, rep.queue, S.tmp_waiting_key[i], S.slots[slot].index, slot)
@@ -158,15 +160,15 @@ def _worst_to_end(S, count):
 
 
 @jit
-def _blocks_to_enter(S, slot, free, free_slots, memory):
-    """Return the blocks that a waiting request needs at once; -1: it has no slot or too little memory."""
-    if free_slots < 1:
+def _blocks_to_enter(S, slot, free, free_seqs, memory):
+    """Return the blocks that a waiting request needs at once; -1: all ``max_num_seqs`` run or memory is short."""
+    if free_seqs < 1:
         return -1
     q, params = S.slots[slot], S.params[0]
     context = q.prompt + q.generated
     return memory(
         context, context, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size, free,
-        params.total_blocks, params.watermark_blocks, params.max_num_seqs - free_slots, 0,
+        params.total_blocks, params.watermark_blocks, params.max_num_seqs - free_seqs, 0,
     )  # fmt: skip
 
 
@@ -250,14 +252,14 @@ def _take_decodes(S, r, now_s, flags, rank, victim):
 
 
 @jit
-def _continue_prompts(S, r, now_s, prompt_tokens, rank, victim):
+def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
     """Add chunks of half-computed prompts to the step, in the order of their admission."""
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
     while rep.partials > 0 and w.seqs < params.max_step_seqs:
         slot = S.partials[r, 0]
         q = S.slots[slot]
-        chunk = min(q.context - q.prefilled, prompt_tokens - w.prompt_tokens)
+        chunk = min(q.context - q.prefilled, prompt_budget - w.prompt_tokens)
         if chunk <= 0:
             return
         need = max(0, (q.prefilled + chunk + params.block_size - 1) // params.block_size - q.blocks)
@@ -281,10 +283,10 @@ def _add_prompt(S, slot, chunk):
 
 
 @jit
-def chunk_for(S, context, evicted_before, prompt_tokens, flags):
+def chunk_for(S, context, evicted_before, prompt_budget, flags):
     """Return the tokens of a prompt that fit in the step; 0: it must wait."""
     w = S.work[0]
-    left = prompt_tokens - w.prompt_tokens
+    left = prompt_budget - w.prompt_tokens
     if flags & CHUNKED != 0:
         return max(0, min(context, left))
     if w.prompts == 0 and evicted_before:
@@ -301,14 +303,20 @@ def _cached_tokens(S, r, q, flags):
     """
     rep = S.replicas[r]
     params = S.params[rep.side]
-    if params.prefix_caching == 0 or q.cached_blocks == 0 or q.swapped == 1 or q.cached_on != r or flags & CHUNKED == 0:
+    if (
+        params.prefix_caching == 0
+        or q.cached_blocks == 0
+        or q.swapped == 1
+        or q.cached_replica != r
+        or flags & CHUNKED == 0
+    ):
         return 0
-    reused = max(0, rep.total_released - rep.free_blocks - q.cached_mark)
+    reused = max(0, rep.total_released - rep.free_blocks - q.freed_before_cached)
     return max(0, q.cached_blocks - reused) * params.block_size
 
 
 @jit
-def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):  # noqa: C901  one straight sequence
+def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  # noqa: C901  one straight sequence
     """Admit waiting requests in the order of their rank, until one has to wait."""
     rep, w = S.replicas[r], S.work[0]
     params, queue = S.params[rep.side], S.queues[rep.queue]
@@ -324,7 +332,7 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):  #
         q.context = q.prompt + q.generated
         chunk, cached = 1, _cached_tokens(S, r, q, flags)
         if q.swapped == 0:
-            chunk = chunk_for(S, q.context - cached, q.eviction > 0, prompt_tokens, flags)
+            chunk = chunk_for(S, q.context - cached, q.eviction > 0, prompt_budget, flags)
         if chunk <= 0:
             return
         if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle].members, chunk, batching)[0] <= 0:
@@ -360,7 +368,7 @@ def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):  #
         if q.swapped == 1:
             q.swapped = 0
             w.swap_s += q.blocks * params.swap_s_per_block
-            assign_return_number(S, slot)
+            assign_last_step_number(S, slot)
             join(S, rep.idle, slot)
         else:
             _add_prompt(S, slot, chunk)

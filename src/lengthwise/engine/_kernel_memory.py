@@ -256,8 +256,8 @@ def _request_preemption_check(S, queue_index):
 def update_ranks(S, queue_index, now_s, rank):
     """Rank all requests of a queue again, as time has changed their keys."""
     queue = S.queues[queue_index]
-    late = queue.starvation_s <= now_s
-    queue.starvation_s = INFINITY
+    late = queue.overdue_at_s <= now_s
+    queue.overdue_at_s = INFINITY
     for at in range(queue.offset, queue.offset + queue.length):
         slot = S.pool_slot[at]
         S.pool_key[at] = rank_key(S, now_s, slot, rank)
@@ -279,8 +279,8 @@ def evict(S, r, slot, now_s, rank):
     if params.prefix_caching == 1:
         computed = q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled
         q.cached_blocks = computed // params.block_size
-        q.cached_mark = rep.total_released + q.blocks - q.cached_blocks
-        q.cached_on = r
+        q.freed_before_cached = rep.total_released + q.blocks - q.cached_blocks
+        q.cached_replica = r
     rep.free_blocks += q.blocks
     rep.total_released += q.blocks
     w.evicted = 1
@@ -313,14 +313,14 @@ def _order_victims(S, r, now_s, victim):
     count = 0
     for at in range(_update_idle(S, r)):
         slot = _idle(S, r, at)
-        key, return_number, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].return_number, count
-        while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > return_number)):
+        key, last_step_number, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].last_step_number, count
+        while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > last_step_number)):
             S.tmp_key[i] = S.tmp_key[i - 1]
             S.tmp_tie[i] = S.tmp_tie[i - 1]
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             i -= 1
         S.tmp_key[i] = key
-        S.tmp_tie[i] = return_number
+        S.tmp_tie[i] = last_step_number
         S.tmp_slot[i] = slot
         count += 1
     return count
@@ -338,7 +338,7 @@ def rank_residents(S, r, now_s, rank):
         slot = _idle(S, r, i)
         if S.slots[slot].generated > S.slots[slot].generated_at_admission:
             S.tmp_key[count] = rank_key(S, now_s, slot, rank)
-            S.tmp_tie[count] = S.slots[slot].return_number
+            S.tmp_tie[count] = S.slots[slot].last_step_number
             S.tmp_slot[count] = slot
             count += 1
     return count
@@ -466,7 +466,7 @@ def _peak_tokens(S, r, candidate):
         count = _insert_group(S, count, S.flights[w.flight].group)
     for i in range(w.prompts):
         count = _insert_remaining(S, count, S.prompt_slot[w.flight, i])
-    in_use, peak = 0, 0
+    in_use, peak = 0, 0  # ``tmp_tie`` holds tokens in use and ``tmp_slot`` remaining tokens here
     for i in range(count):
         in_use += S.tmp_tie[i]
         peak = max(peak, in_use + S.tmp_slot[i] * (i + 1))
@@ -484,7 +484,7 @@ def _insert_group(S, count, g):
 
 @jit_cold
 def _insert_remaining(S, count, slot):
-    """Insert (tokens in use, predicted remaining) into (``tmp_tie``, ``tmp_slot``), the longest remaining first."""
+    """Insert (tokens in use, predicted remaining tokens) in (``tmp_tie``, ``tmp_slot``), the most remaining first."""
     q = S.slots[slot]
     remaining = remaining_tokens(predicted_total(S, q.index, q.generated), q.generated)
     i = count

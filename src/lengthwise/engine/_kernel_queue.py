@@ -94,7 +94,7 @@ def _grow(S, queue):
 
 
 @jit
-def starvation_s(S, request):
+def overdue_at_s(S, request):
     """Return when a waiting request will have waited ``max_wait_s`` in total."""
     return request.queued_s + (S.params[0].max_wait_s - request.queued_for_s)
 
@@ -102,16 +102,16 @@ def starvation_s(S, request):
 @jit
 def note_starvation(S, queue_index, now_s, request):
     """Note when the next request of a queue will have waited ``max_wait_s``."""
-    deadline_s = starvation_s(S, request)
+    deadline_s = overdue_at_s(S, request)
     if deadline_s > now_s:
-        S.queues[queue_index].starvation_s = min(S.queues[queue_index].starvation_s, deadline_s)
+        S.queues[queue_index].overdue_at_s = min(S.queues[queue_index].overdue_at_s, deadline_s)
 
 
 @jit
 def rank_key(S, now_s, slot, rank):
     """Return the key in the queue: requests that have waited ``max_wait_s`` precede all others."""
     q = S.slots[slot]
-    late = starvation_s(S, q) <= now_s if q.waiting == 1 else q.queued_for_s >= S.params[0].max_wait_s
+    late = overdue_at_s(S, q) <= now_s if q.waiting == 1 else q.queued_for_s >= S.params[0].max_wait_s
     return -INFINITY if late else key_of(S, rank, now_s, q)
 
 
@@ -125,11 +125,11 @@ def predicted_total(S, i, generated):
 
 
 @jit
-def _predicted_index(S, i, generated, remaining):
+def _predicted_rank(S, i, generated, remaining):
     window = S.params[0].predicted_window
     if window == 0:
         return remaining
-    return S.predicted_index[min(S.predicted_start[i] + generated // window, S.predicted_start[i + 1] - 1)]
+    return S.predicted_rank[min(S.predicted_start[i] + generated // window, S.predicted_start[i + 1] - 1)]
 
 
 @jit
@@ -144,7 +144,7 @@ def key_of(S, function, now_s, q):
     predicted = predicted_total(S, q.index, q.generated)
     remaining = max(1.0, predicted - q.generated)
     queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
-    gittins_rank = _predicted_index(S, q.index, q.generated, remaining)
+    gittins_rank = _predicted_rank(S, q.index, q.generated, remaining)
     key = function(
         now_s, q.arrival_s, q.prompt, q.generated, predicted, remaining, gittins_rank, queued_for_s, q.priority,
         q.admission, q.eviction, S.service[q.tenant], q.batch,

@@ -9,7 +9,7 @@ from lengthwise.cost._lookup import decode_attention, masked_attention, merged_p
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import (
     advance,
-    assign_return_number,
+    assign_last_step_number,
     join,
     merge,
     next_event,
@@ -199,22 +199,22 @@ def _table_rows(S, cost):
 
 @jit
 def _count_rounds(rep, prompts):
-    """Count the step that starts: a round ends when the micro-batch that prefilled last has its next turn.
+    """Count the step that starts, and rounds, in which each micro-batch has one turn.
 
-    Steps leave the pipeline in the order in which they entered it: ``phase_mark``, that micro-batch's last step, has
-    left when fewer steps are in flight than started after it. If all its requests have left by then, the
-    micro-batch of the step before it counts.
+    ``marked_step`` is the newest step of the micro-batch that prefilled last. When it has left the pipeline, which
+    steps leave in their order, a round ends and the step that starts now is marked. If that micro-batch is empty by
+    then, the step before is marked instead.
     """
-    n, mark = rep.phase_steps, rep.phase_mark
+    n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1
     if n == 0 or prompts > 0:
-        rep.phase_rounds, rep.phase_mark = 0, n
+        rep.phase_rounds, rep.marked_step = 0, n
         return
     if n - rep.in_flight > mark + 1:
         rep.phase_rounds, mark = rep.phase_rounds + 1, n - 1
     if n - rep.in_flight > mark:
         rep.phase_rounds, mark = rep.phase_rounds + 1, n
-    rep.phase_mark = mark
+    rep.marked_step = mark
 
 
 @jit
@@ -349,7 +349,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
     elif S.params[0].decode_replicas > 0:
         _queue_for_decode(S, D, r, slot, now_s, rank, router)
     else:
-        assign_return_number(S, slot)
+        assign_last_step_number(S, slot)
         join(S, S.replicas[r].idle, slot)
 
 
@@ -367,7 +367,7 @@ def _finish(S, r, slot, now_s):
 def _add_partial(S, r, slot):
     """Add a half-computed prompt, in the order of admission."""
     rep = S.replicas[r]
-    assign_return_number(S, slot)
+    assign_last_step_number(S, slot)
     i = rep.partials
     while i > 0 and S.slots[S.partials[r, i - 1]].admission > S.slots[slot].admission:
         S.partials[r, i] = S.partials[r, i - 1]
@@ -401,7 +401,7 @@ def start_transfers(S, D, r, now_s, rank, memory):
     expire(S, r, now_s)
     rep = S.replicas[r]
     params, queue = S.params[rep.side], S.queues[rep.queue]
-    needs_rerank = params.rank_every_step == 1 or queue.starvation_s <= now_s
+    needs_rerank = params.rank_every_step == 1 or queue.overdue_at_s <= now_s
     if queue.length > 0 and S.running[r] < params.max_num_seqs and needs_rerank:
         update_ranks(S, rep.queue, now_s, rank)
     while queue.length > 0 and S.running[r] < params.max_num_seqs:
@@ -468,12 +468,12 @@ def _receive(S, r, slot):
     rep, q = S.replicas[r], S.slots[slot]
     release_transfer_blocks(S, q)
     rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
-    assign_return_number(S, slot)
+    assign_last_step_number(S, slot)
     join(S, rep.idle, slot)
 
 
 @jit
-def repeats(S, r, end_s, until_s):
+def can_repeat(S, r, end_s, until_s):
     """Return whether the decode-only step just launched can only be followed by one of the same group."""
     rep, queue = S.replicas[r], S.queues[S.replicas[r].queue]
     params = S.params[rep.side]
@@ -481,8 +481,8 @@ def repeats(S, r, end_s, until_s):
     group = S.groups[g]
     only_group = rep.partials == 0 and S.groups[rep.idle].members == 0
     no_admission = queue.length == 0 or S.running[r] >= params.max_num_seqs
-    before = end_s < min(until_s, rep.deadline_s, queue.deadline_s, queue.starvation_s) and end_s <= params.limit_s
-    no_check = rep.check_preemption == 0 and rep.steps_since_check + 1 < params.preemption_window
+    before = end_s < min(until_s, rep.deadline_s, queue.deadline_s, queue.overdue_at_s) and end_s <= params.limit_s
+    no_check = rep.check_preemption == 0 and rep.steps_since_check + 1 < params.preemption_interval_steps
     same_plan = params.counts_steps == 0 and (params.preempts == 0 or queue.length == 0 or no_check)
     if not (only_group and no_admission and before and same_plan) or next_event(S, g) <= group.steps + 1:
         return False
@@ -490,8 +490,8 @@ def repeats(S, r, end_s, until_s):
 
 
 @jit
-def repeat_step(S, r, end_s):
-    """End the step in place and claim the blocks of the next one, which remains in ``work``."""
+def end_in_place(S, r, end_s):
+    """End the step without an event; claim the blocks of the next one, of the same sequences, which is in ``work``."""
     rep, w = S.replicas[r], S.work[0]
     g = S.flights[w.flight].group
     S.counters[0].last_s = max(S.counters[0].last_s, end_s)

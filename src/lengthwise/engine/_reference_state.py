@@ -33,7 +33,7 @@ class Wait:
         """Return the seconds of all waits up to a time."""
         return self.before_s + (0.0 if self.since_s is None else now_s - self.since_s)
 
-    def starvation_s(self, max_wait_s: float) -> float:
+    def overdue_at_s(self, max_wait_s: float) -> float:
         """Return when all waits add up to ``max_wait_s``; on a replica -inf if they do, else inf."""
         if self.since_s is None:
             return -math.inf if self.before_s >= max_wait_s else math.inf
@@ -90,7 +90,7 @@ class Request:
     """A request that has entered; see ``kernel_layout.slot_t``.
 
     ``prefilled`` counts the context's computed tokens while it is not ``decoding``; ``swapped``: its cache is in host
-    memory. ``return_number`` grows with each return from a step; it breaks ties between victims.
+    memory. ``last_step_number`` grows with each return from a step; it breaks ties between victims.
     """
 
     index: int
@@ -104,7 +104,7 @@ class Request:
     decoding: bool = False
     swapped: bool = False
     blocks: int = 0
-    return_number: int = 0
+    last_step_number: int = 0
     admission: Admission = Admission()
     eviction: Eviction = Eviction()
     transfer: Transfer | None = None
@@ -145,11 +145,11 @@ class Step:
 
 @dataclass(eq=False)
 class Queue:
-    """Waiting requests, and bins that collect arrivals; ``starvation_s`` is when the next has waited ``max_wait_s``."""
+    """Waiting requests, and bins that collect arrivals; ``overdue_at_s`` is when the next has waited ``max_wait_s``."""
 
     waiting: list[Request]
     bins: list[list[Request]]
-    starvation_s: float = math.inf
+    overdue_at_s: float = math.inf
 
     @property
     def first(self) -> Request:

@@ -63,7 +63,7 @@ class SequenceOrder:
         priority: The batch serves smaller ones first where its limits say ``by_priority``.
         admission: Number of the last admission among all.
         eviction: Number of the last eviction among all; 0: none.
-        return_number: Number of its last computed prompt chunk, counted over all sequences; breaks ties among victims.
+        last_step_number: Number of its last computed prompt chunk, over all sequences; breaks ties among victims.
     """
 
     number: int
@@ -71,7 +71,7 @@ class SequenceOrder:
     priority: int = 0
     admission: int = -1
     eviction: int = 0
-    return_number: int = 0
+    last_step_number: int = 0
 
     def in_queue(self, *, by_priority: bool) -> tuple[float, float, int]:
         """Return the key of a waiting sequence; the smallest is admitted first."""
@@ -82,8 +82,8 @@ class SequenceOrder:
     def among_victims(self, *, by_priority: bool) -> tuple[float, float, int]:
         """Return the key of an admitted sequence; the largest is preempted first."""
         if by_priority:
-            return self.priority, self.arrival_s, self.return_number
-        return 0.0, self.admission, self.return_number
+            return self.priority, self.arrival_s, self.last_step_number
+        return 0.0, self.admission, self.last_step_number
 
 
 @dataclass(eq=False, slots=True)
@@ -379,7 +379,7 @@ class ContinuousBatch:
             q.prefilled += chunk
             self._prefilling.append(q)
             self._next_slot_index += 1
-            q.order.return_number = self._next_slot_index
+            q.order.last_step_number = self._next_slot_index
             if q.prefilled == q.context:
                 self._start_decoding(q, now_s)
 
@@ -402,7 +402,7 @@ class ContinuousBatch:
         if q.on_token is None:
             assert q.output_tokens is not None
             q.last_step = self.steps + q.output_tokens - q.generated
-            heapq.heappush(self._ends, (q.last_step, q.order.return_number, q))
+            heapq.heappush(self._ends, (q.last_step, q.order.last_step_number, q))
 
     def _is_end(self, last_step: int, _: int, q: BatchSequence) -> bool:
         """Return whether an entry of ``_ends`` still holds: the sequence may have left since."""

@@ -20,7 +20,7 @@ from lengthwise.engine._kernel_memory import (
     update_entry_time,
 )
 from lengthwise.engine._kernel_queue import next_sent, pop_event, predicted_total, push_event, take_sent
-from lengthwise.engine._kernel_steps import end_step, end_transfer, launch, repeat_step, repeats, start_transfers
+from lengthwise.engine._kernel_steps import can_repeat, end_in_place, end_step, end_transfer, launch, start_transfers
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
@@ -136,7 +136,7 @@ def _rejection(S, i, memory, decode_memory):
     params, prompt, predicted = S.params[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= params.max_model_len:
         return TOO_LONG
-    S.work[0].prompts = 0
+    S.work[0].prompts = 0  # ``chunk_for`` reads the step in ``work``: that of an idle replica is empty
     S.work[0].prompt_tokens = 0
     S.work[0].longest = 0
     chunk = chunk_for(S, prompt, False, params.idle_tokens, params.idle_flags)
@@ -173,7 +173,7 @@ def _new_slot(S, i):
     q.blocks = 0
     q.admission = -1
     q.eviction = 0
-    q.return_number = 0
+    q.last_step_number = 0
     q.last_token_s = 0.0
     q.join_step = 0
     q.counts_block = 0
@@ -315,9 +315,9 @@ def _schedule(S, D, r, now_s, left, evictions, rank, victim, batching, memory, p
         retried, swap_s = False, 0.0
         end_s = launch(S, D, r, now_s)
         alone = params.max_in_flight == 1 and w.prompts == 0
-        repeating = alone and repeats(S, r, end_s, _independent_until_s(S, left, evictions))
+        repeating = alone and can_repeat(S, r, end_s, _independent_until_s(S, left, evictions))
         if repeating:
-            repeat_step(S, r, end_s)
+            end_in_place(S, r, end_s)
             now_s = end_s
         elif rep.in_flight == 1:
             push_event(S, end_s, r)

@@ -29,36 +29,38 @@ def _record(ints: str, floats: str = "") -> np.dtype[Any]:
 
 slot_t = _record(
     """
-    index prompt output priority tenant generated context prefilled blocks admission eviction return_number
+    index prompt output priority tenant generated context prefilled blocks admission eviction last_step_number
     join_step finish_step next_block_step counts_block decoding swapped waiting batch generated_at_admission
-    cached_blocks cached_mark cached_on prefill_replica decode_replica transfer_blocks
+    cached_blocks freed_before_cached cached_replica prefill_replica decode_replica transfer_blocks
     """,
     "arrival_s last_token_s queued_s queued_for_s charged_tokens",
 )
 """A request. ``context`` are the tokens that must be in the cache before the next one: prompt and output so far.
 ``transfer_blocks`` of ``prefill_replica`` wait there to be fetched by a replica that decodes; ``cached_blocks`` of an
-evicted request may still be in the cache of replica ``cached_on``."""
+evicted request may still be in the cache of replica ``cached_replica``. ``admission``, ``eviction`` and
+``last_step_number`` number all admissions, evictions and ends of steps of the run; they break ties between victims."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
 replica_t = _record(
     """
     free_blocks total_released in_flight first_flight idle partials queue check_preemption steps_since_check
-    steps_since_admit ended_since_admit phase_steps phase_rounds phase_mark side incoming gaps steps tokens
+    steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side incoming gaps steps tokens
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s first_s send_s swap_s kv_block_s
     """,
 )
-"""A replica. Its residents have a slot and KV blocks; ``idle`` is their group not in flight. ``partials`` counts
-half-computed prompts; ``side`` is 1 for a decode replica; ``deadline_s`` is the first timeout of a resident."""
+"""A replica. Its residents hold KV blocks; ``idle`` is the number of the group of those not in flight. ``partials``
+counts half-computed prompts, at a decode replica ``incoming`` transfers; ``side`` is 1 for a decode replica;
+``deadline_s`` is the first timeout of a resident; ``first_s`` are seconds of embedding."""
 
 flight_t = _record("group rests prompts", "end_s")
 """A step in flight; ``rests`` is 1 where the group accompanies prompts and is not computed."""
 
-queue_t = _record("offset room length", "deadline_s starvation_s")
-"""A queue in the pool; ``starvation_s`` is when the next request will have waited ``max_wait_s``."""
+queue_t = _record("offset room length", "deadline_s overdue_at_s")
+"""A queue in the pool; ``overdue_at_s`` is when the next request will have waited ``max_wait_s``."""
 
 step_t = _record("replica decode_seqs prefill_seqs prefill_tokens kv_blocks waiting", "start_s end_s")
 gap_t = _record("count", "gap_s")
@@ -71,7 +73,7 @@ result_t = np.dtype(
 
 counter_t = _record(
     """
-    slots free_slots next released admissions evictions return_numbers step_rows gap_rows pool_top events problem
+    slots free_slots next released admissions evictions last_step_numbers step_rows gap_rows pool_top events problem
     problem_value batches ready
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
@@ -84,7 +86,7 @@ param_t = _record(
     """
     replicas decode_replicas pp max_in_flight stride total_blocks block_size watermark_blocks max_num_seqs
     max_step_seqs token_budget max_model_len closed_loop has_dependents central_queue swap prefix_caching
-    rank_every_step needs_peak bins series_bins preempts preemption_window predicted_window tracks_service
+    rank_every_step needs_peak bins series_bins preempts preemption_interval_steps predicted_window tracks_service
     counts_steps parameter_0 parameter_1 parameter_2 parameter_3 parameter_4 parameter_5 two_degrees idle_tokens
     idle_flags serial_transfers
     """,

@@ -67,7 +67,7 @@ class State(NamedTuple):
     predicted: Array
     predicted_start: Array
     predicted_total: Array
-    predicted_index: Array
+    predicted_rank: Array
     priority: Array
     tenant: Array
     service: Array
@@ -129,7 +129,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     flights = _rows(kernel_layout.flight_t, replicas * stride)
     flights["group"] = (np.arange(replicas)[:, None] * (stride + 1) + 1 + np.arange(stride)).ravel()
     queue_rows = _rows(kernel_layout.queue_t, queues)
-    queue_rows["deadline_s"] = queue_rows["starvation_s"] = np.inf
+    queue_rows["deadline_s"] = queue_rows["overdue_at_s"] = np.inf
     queue_rows["room"] = n if queues == 1 else 0
     none, dependents = np.zeros(1, np.int64), setup.dependents
     other, stage_other = _other(cost)
@@ -166,14 +166,14 @@ def new_state(setup: Setup, log_rows: int) -> State:
         arrival_s=columns.arrival_s.copy(),
         child_start=dependents.start if dependents else none,
         child=dependents.child if dependents else none,
-        parents_left=dependents.left.copy() if dependents else none,
-        ready=np.empty(len(dependents.left), np.int64) if dependents else none,
+        parents_left=dependents.num_parents.copy() if dependents else none,
+        ready=np.empty(len(dependents.num_parents), np.int64) if dependents else none,
         prompt=columns.prompt,
         output=columns.output,
         predicted=columns.predicted,
         predicted_start=columns.prediction_rows.start,
         predicted_total=columns.prediction_rows.total_tokens,
-        predicted_index=columns.prediction_rows.gittins_rank,
+        predicted_rank=columns.prediction_rows.gittins_rank,
         priority=columns.priority,
         tenant=columns.tenant,
         service=np.zeros(setup.tenants),

@@ -60,9 +60,9 @@ class Reference:
         self.service = [0.0] * setup.tenants
         self.backlog = [0] * setup.tenants
         self.last_service = 0.0
-        self.next = self.admissions = self.evictions = self.return_numbers = self.batches = 0
+        self.next = self.admissions = self.evictions = self.last_step_numbers = self.batches = 0
         self.released = setup.released
-        self.parents_left = setup.dependents.left.tolist() if setup.dependents else [0] * n
+        self.parents_left = setup.dependents.num_parents.tolist() if setup.dependents else [0] * n
         self.roots = [i for i, parents in enumerate(self.parents_left) if parents == 0]
         self.ready: list[tuple[float, int]] = []
         self.now_s = self.front_free_s = 0.0
@@ -264,11 +264,11 @@ class Reference:
         rep.pending = True
         rep.steps_since += 1
         rep.steps_since_check += 1
-        for q in sorted(step.paused, key=lambda q: q.return_number):
+        for q in sorted(step.paused, key=lambda q: q.last_step_number):
             self._to_idle(rep, q)
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.count_gap(now - last, times[last])  # type: ignore[operator]
-        for q in sorted(step.decodes, key=lambda q: q.return_number):
+        for q in sorted(step.decodes, key=lambda q: q.last_step_number):
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
@@ -300,8 +300,8 @@ class Reference:
 
     def _to_idle(self, rep: Replica, q: Request) -> None:
         """Return a request to the idle ones, after those that are already there."""
-        self.return_numbers += 1
-        q.return_number = self.return_numbers
+        self.last_step_numbers += 1
+        q.last_step_number = self.last_step_numbers
         rep.idle.append(q)
 
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
@@ -452,14 +452,14 @@ class Reference:
         evicts_first = params.preempts or step.flags & ADMIT_AFTER_EVICTION
         if evicts_first or len(rep.running) < params.max_num_seqs:  # Else nothing could be admitted.
             self._update_ranks(rep.queue)
-        check = rep.check_preemption or rep.steps_since_check >= params.preemption_window
+        check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
         if not (params.preempts and check and rep.queue.waiting):
             return
         candidates = [q for q in rep.idle if q.generated > q.admission.generated]
-        running = sorted((self._rank_key(q), q.return_number, q) for q in candidates)
-        free_slots, free, left = params.max_num_seqs - len(rep.running), rep.free, len(running)
+        running = sorted((self._rank_key(q), q.last_step_number, q) for q in candidates)
+        free_seqs, free, left = params.max_num_seqs - len(rep.running), rep.free, len(running)
         for w in sorted(rep.queue.waiting, key=Request.queue_order)[: params.max_num_seqs]:
-            k, room, slots = left, free, free_slots
+            k, room, slots = left, free, free_seqs
             while not (slots > 0 and (blocks := self._blocks_to_enter(w, room, slots)) >= 0):
                 if k == 0 or not self._may_preempt(rep, w, running[k - 1][0], running[k - 1][2]):
                     break
@@ -467,7 +467,7 @@ class Reference:
                 room += running[k][2].blocks
                 slots += 1
             else:
-                left, free, free_slots = k, room - blocks, slots - 1
+                left, free, free_seqs = k, room - blocks, slots - 1
                 continue
             break
         for _, _, q in reversed(running[left:]):
@@ -475,9 +475,9 @@ class Reference:
         step.evicted = rep.check_preemption = False
         rep.steps_since_check = 0
 
-    def _blocks_to_enter(self, q: Request, free: int, free_slots: int) -> int:
+    def _blocks_to_enter(self, q: Request, free: int, free_seqs: int) -> int:
         predicted, _ = self.s.predicted_at(q.index, q.generated)
-        num_running = self.s.params.max_num_seqs - free_slots
+        num_running = self.s.params.max_num_seqs - free_seqs
         return self.s.memory_blocks(q.context, q.context, predicted, free, num_running, 0)
 
     def _may_preempt(self, rep: Replica, w: Request, key: float, q: Request) -> bool:
@@ -500,7 +500,7 @@ class Reference:
 
     def _rank_key(self, q: Request) -> float:
         """Return the key in the queue: requests that have waited ``max_wait_s`` precede all others."""
-        late = q.wait.starvation_s(self.s.params.max_wait_s) <= self.now_s
+        late = q.wait.overdue_at_s(self.s.params.max_wait_s) <= self.now_s
         return -math.inf if late else self._key(self.s.functions.rank, q)
 
     def _key(self, function: Function, q: Request) -> float:
@@ -508,9 +508,9 @@ class Reference:
 
     def _update_ranks(self, queue: Queue) -> None:
         """Rank the requests of a queue again where time has changed their keys."""
-        late = queue.starvation_s <= self.now_s
+        late = queue.overdue_at_s <= self.now_s
         if queue.waiting and (self.s.params.rank_every_step or late):
-            queue.starvation_s = math.inf
+            queue.overdue_at_s = math.inf
             for q in queue.waiting:
                 self._set_key(queue, q)
             if late:
@@ -518,8 +518,8 @@ class Reference:
 
     def _set_key(self, queue: Queue, q: Request) -> None:
         q.wait.key = self._rank_key(q)
-        if (starvation_s := q.wait.starvation_s(self.s.params.max_wait_s)) > self.now_s:
-            queue.starvation_s = min(queue.starvation_s, starvation_s)
+        if (overdue_at_s := q.wait.overdue_at_s(self.s.params.max_wait_s)) > self.now_s:
+            queue.overdue_at_s = min(queue.overdue_at_s, overdue_at_s)
 
     def _request_preemption_check(self, queue: Queue) -> None:
         for rep in self.replicas:
@@ -577,7 +577,7 @@ class Reference:
         return True
 
     def _victim_order(self, q: Request) -> tuple[float, int]:
-        return self._key(self.s.functions.victim, q), q.return_number
+        return self._key(self.s.functions.victim, q), q.last_step_number
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params

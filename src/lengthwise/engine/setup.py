@@ -1,4 +1,4 @@
-"""Inputs of a run, resolved and checked once for both engines: parameters, request columns, policy functions."""
+"""Inputs of a run for kernel and reference, resolved and checked once: parameters, request columns, policies."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class PredictionRows(NamedTuple):
 
 
 class Dependents(NamedTuple):
-    """Children of each request, ``child[start[i] : start[i + 1]]``, and its number of parents, ``left`` [n]."""
+    """Children of each request, ``child[start[i] : start[i + 1]]``, and its number of parents [n]."""
 
     start: Array
     child: Array
-    left: Array
+    num_parents: Array
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Params:
         max_in_flight: Steps of a replica that may be in its pipeline at a time.
         bins: Bins per queue; 0: arrivals join the queue at once.
         bin_wait_s: Maximum wait of the first request of a bin: the least of batch_wait_s, max_wait_s and timeout_s.
-        preemption_window: Steps after which a replica considers preemptions again.
+        preemption_interval_steps: Steps after which a replica considers preemptions again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service of tenants is counted.
     """
@@ -115,7 +115,7 @@ class Params:
         self.rank_every_step = policies.rank.every_step
         self.needs_peak = policies.memory.uses("peak_tokens")
         self.preempts = policies.preemption != known("preemption")["never"]
-        self.preemption_window = scheduler.preemption_interval_steps
+        self.preemption_interval_steps = scheduler.preemption_interval_steps
         self.tracks_service = any(policy.uses("service_tokens") for policy in (policies.rank, policies.victim))
         self.counts_steps = policies.batching.uses(
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"

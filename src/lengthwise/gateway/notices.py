@@ -1,4 +1,4 @@
-"""Warnings before a gateway serves: settings and engines that are open, or do not fit together."""
+"""Warnings before a gateway serves: settings and engines that anyone can reach, or that do not fit together."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Listener:
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
         """More tokens arrive; ``request.generated_tokens`` counts them already."""
 
-    def returned(self, request: Request, cause: str, now_s: float) -> None:
+    def requeued(self, request: Request, cause: str, now_s: float) -> None:
         """A request is queued again with its tokens: cause "preemption", "window", "failed_over" or "retried"."""
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
@@ -65,7 +65,7 @@ class Listeners(Listener):
             self._of_tokens.append(listener)
 
     on_arrival, refused, dispatched = _to_all("on_arrival"), _to_all("refused"), _to_all("dispatched")
-    first_token, returned, finished = _to_all("first_token"), _to_all("returned"), _to_all("finished")
+    first_token, requeued, finished = _to_all("first_token"), _to_all("requeued"), _to_all("finished")
     phase = _to_all("phase")
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:

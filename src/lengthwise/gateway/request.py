@@ -21,7 +21,7 @@ MAX_TOKENS = float(1 << 20)
 BLOCK_LETTERS, BLOCK_IDS = 256, 64  # size of a block of text, and of token ids
 
 SIZES = tuple(accumulate(range(23), lambda size, _: max(size + 1, size * 5 // 4), initial=1))
-"""Leading blocks that are hashed: each of the first 8, then a quarter more each time; 60,000 letters at most."""
+"""Lengths of the prompt prefixes that are hashed, in blocks: 1 to 8, then each 25 % longer; up to 60,000 letters."""
 
 
 @dataclass(frozen=True, slots=True)

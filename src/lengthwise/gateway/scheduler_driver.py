@@ -15,7 +15,7 @@ from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 if TYPE_CHECKING:
     from lengthwise.gateway.core import Scheduler
 
-PREEMPTED, GONE = "preemption", "worker gone"  # causes of interruptions: a preemption, and a lost worker
+PREEMPTED, WORKER_GONE = "preemption", "worker gone"  # causes of interruptions: a preemption, and a lost worker
 _MIN_TIMER_S = 0.001
 """Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
 
@@ -36,7 +36,7 @@ class Ticket:
     """An admitted request: it waits, or is at a worker (``worker``, its name at assignment), or is finished.
 
     ``interrupted`` is set when the scheduler preempts the request or its worker is lost: abort there, then ``resume``.
-    ``on_interrupt`` gets PREEMPTED or GONE when that must happen at once.
+    ``on_interrupt`` gets PREEMPTED or WORKER_GONE if the attempt must be aborted at once.
     """
 
     __slots__ = ("_driver", "_future", "finished", "interrupted", "nonpreemptible", "on_interrupt", "request", "worker")
@@ -93,15 +93,15 @@ class Ticket:
         """Wait for a worker again, not ``avoid``, with ``generated`` tokens (None all); raise as ``wait`` does."""
         now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
-        self._driver.scheduler.returned(now_s, self.request.id, retained, avoid=avoid)
-        self._driver.listeners.returned(self.request, cause, now_s)
+        self._driver.scheduler.requeue(now_s, self.request.id, retained, avoid=avoid)
+        self._driver.listeners.requeued(self.request, cause, now_s)
         return await self.wait()
 
     async def requeue(self, retry_after_s: float = 0.0) -> Ticket:
         """Wait for a worker again after the engine reported a full queue: no failure, and nothing was lost."""
         now_s = self._now_s()
         self._driver.scheduler.queue_full(now_s, self.current_worker, self.request.id, retry_after_s)
-        self._driver.listeners.returned(self.request, "retried", now_s)
+        self._driver.listeners.requeued(self.request, "retried", now_s)
         return await self.wait()
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
@@ -178,7 +178,7 @@ class SchedulerDriver:
 
     def fleet_changed(self, states: Sequence[WorkerState]) -> None:
         """Replace the set of workers; requests at lost ones are interrupted."""
-        self._interrupt(self.scheduler.workers(self.clock(), states), GONE)
+        self._interrupt(self.scheduler.update_workers(self.clock(), states), WORKER_GONE)
         self.wake()
 
     def repredict(self, request_id: int, length_prediction: LengthPrediction) -> None:
@@ -232,7 +232,7 @@ class SchedulerDriver:
         self._interrupt(decisions.preempt, PREEMPTED)
         for one, worker in decisions.assign:
             if (ticket := self._tickets.get(one)) is None:
-                self.scheduler.left(now_s, one)
+                self.scheduler.remove(now_s, one)
             else:
                 self.listeners.dispatched(ticket.request, worker, now_s)
                 ticket.assigned(worker)
@@ -274,7 +274,7 @@ class SchedulerDriver:
         """Remove a finished request."""
         if self._tickets.pop(request.id, None) is not None:
             now_s = self.clock()
-            self.scheduler.left(now_s, request.id)
+            self.scheduler.remove(now_s, request.id)
             self.listeners.finished(request, outcome, now_s, detail)
             if not self._tickets:
                 self._empty.set()

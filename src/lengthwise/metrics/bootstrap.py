@@ -13,7 +13,7 @@ from lengthwise.statistics import Floats, Ints, lag_one_correlation, t_quantile
 
 MIN_REQUESTS = 20  # runs with fewer requests have no intervals
 SPANS = 24  # equal spans of time in which events are counted, for rates
-GROUPS = 2048  # above this count neighbours are drawn as one: quantiles are exact to 1/2048 of requests
+GROUPS = 2048  # more sorted values than this are drawn in groups: quantiles are exact to 1/2048 of requests
 MIN_BLOCKS = 8
 JOIN_CORRELATION = 0.3  # blocks whose correlation with the one before is larger are joined with it
 MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95  # upper limit; beyond the second, a run drifts throughout
@@ -21,7 +21,7 @@ MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95  # upper limit; beyond the second
 
 @dataclass(frozen=True)
 class Sample:
-    """Values of one metric: ``values`` [m], each of request ``row`` [m] out of ``rows``."""
+    """Values of one metric: ``values[i]`` is of request number ``row[i]``; the run has ``rows`` requests."""
 
     values: Floats
     row: Ints
@@ -54,7 +54,7 @@ class Blocks:
 
 
 def blocks_of(a: Sample, b: Sample, q: Floats, level: float, *, paired: bool) -> tuple[Blocks, Blocks]:
-    """Return the blocks of each side; paired runs share theirs, chosen by their difference."""
+    """Return the blocks of each side; paired runs share theirs, chosen by the difference of influences."""
     if paired:
         shared = _choose_blocks(a.rows, lambda count: a.influence(count, q) - b.influence(count, q), level)
         return shared, shared

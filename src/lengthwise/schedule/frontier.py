@@ -1,8 +1,8 @@
 """Throughput against the latency bound: the frontier of each strategy, where another one takes over, static batches.
 
-Some bounds between the minimum latency and that of the highest throughput are searched, all with the same estimates; at
-these the frontier is optimal, in between a lower bound. A long frontier is thinned so that the largest relative loss of
-throughput at any bound is minimal, and zero at the searched ones.
+The search covers some latency bounds between the minimum latency and that of the highest throughput, all with the same
+estimates. At these the frontier is optimal; between them it underestimates the throughput. A long frontier is thinned
+so that the largest relative loss of throughput at any bound is minimal, and zero at the searched ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_POINTS = 100
 OVERTAKE = 1.1
 """A kind of schedule takes over only where the previous one has less even at a bound looser by this factor."""
 MULTIPLE, MAX_STATIC_BATCH = 4, 4096
-"""Static batches are multiples of so many requests, and smaller ones."""
+"""Sizes of static batches: all below MULTIPLE, then its multiples up to MAX_STATIC_BATCH."""
 
 _IMPOSSIBLE_S = 1e-9
 _HALVINGS = 30

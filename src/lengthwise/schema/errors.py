@@ -12,7 +12,7 @@ class LengthwiseError(Exception):
 
 
 class InputError(LengthwiseError):
-    """User error: an input cannot be used. The CLI exits with 2."""
+    """An input, or an engine that the run needs, cannot be used; the user can change that. The CLI exits with 2."""
 
 
 class InternalError(LengthwiseError):
@@ -38,7 +38,7 @@ class ScenarioError(InputError):
 
 
 class TraceError(InputError):
-    """A row of a trace cannot be used; the message names file and line."""
+    """A trace file or a row of it cannot be used; the message names the file and, for a row, the line."""
 
 
 class ProfileError(InputError):

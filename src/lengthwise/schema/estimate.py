@@ -13,7 +13,7 @@ class Estimate:
 
     value: float
     half_width: float = math.nan  # of the confidence interval over the random requests
-    # The interval by the cost model's own error, as large as it was where the model was measured.
+    # Interval from the cost model's error, if that is as large here as on the measured points.
     model_low: float = math.nan
     model_high: float = math.nan
 
@@ -45,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class DrawnEstimate(Estimate):
-    """An estimate with its value in each draw of the cost model's error, equal for equal models on equal GPUs."""
+    """An estimate with a value per draw of the cost model's error; a model has the same draws on all equal GPUs."""
 
     draws: tuple[float, ...] = ()
 

@@ -28,8 +28,8 @@ class Predictions:
     window_tokens: int  # tokens between two predictions, at least 1
     start: Ints  # [n + 1] int64, increasing
     total_tokens: Floats  # [m] float64, predicted output length: tokens so far and to come
-    # [m] float64, key of an order by the complete distribution (Gittins: smallest first); the remaining
-    # tokens if the distribution is unknown.
+    # [m] float64, Gittins rank of the complete distribution, smallest first; the predicted remaining tokens if the
+    # distribution is unknown.
     gittins_rank: Floats
 
     def __len__(self) -> int:

@@ -81,7 +81,7 @@ class VariantOutcome:
             reason = (
                 "run.model_draws is 0"
                 if run.model_draws == 0
-                else f"runs of more than {model_error.LARGEST_RUN:,} requests are not repeated by default; "
+                else f"runs of more than {model_error.MAX_REPEATED_REQUESTS:,} requests are not repeated by default; "
                 f"run.model_draws = {model_error.DRAWS} repeats them"
             )
             notes.append(f"The cost model's own error is not in the intervals: {reason}.")
@@ -142,19 +142,22 @@ def run(
         partial(_simulated, one, seed, keep_steps if seed == seeds[0] else None) for seed in seeds for one in built
     ]
     perturbed_tasks = [_perturbed_runs(one, seeds[0]) for one in built]
-    tasks: list[Callable[[], _Run]] = [*by_seed, *(task for same_variant in perturbed_tasks for task in same_variant)]
+    tasks: list[Callable[[], _Run]] = [
+        *by_seed,
+        *(task for tasks_of_variant in perturbed_tasks for task in tasks_of_variant),
+    ]
     runs = _in_threads(tasks, jobs or available_cpus(), progress)
     remaining = iter(runs[len(by_seed) :])
     outcomes = []
-    for number, (variant, same_variant) in enumerate(zip(built, perturbed_tasks, strict=True)):
-        own = runs[number : len(by_seed) : len(built)]
-        summaries = [summary for _, summary, _ in own]
+    for number, (variant, tasks_of_variant) in enumerate(zip(built, perturbed_tasks, strict=True)):
+        variant_runs = runs[number : len(by_seed) : len(built)]  # tasks are ordered by seed, then variant
+        summaries = [summary for _, summary, _ in variant_runs]
         summary = metrics.combine(summaries)
-        perturbed = [next(remaining)[1] for _ in same_variant]
+        perturbed = [next(remaining)[1] for _ in tasks_of_variant]
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
-        out_of_range = metrics.worst_of([one for _, _, one in own])
-        records = own[0][0]
+        out_of_range = metrics.worst_of([one for _, _, one in variant_runs])
+        records = variant_runs[0][0]
         assert records is not None  # those of the first seed are kept
         outcomes.append(VariantOutcome(variant, records, summaries, summary, out_of_range, len(perturbed)))
     return outcomes
@@ -165,7 +168,7 @@ def _perturbed_runs(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
     draws = variant.scenario.run.model_draws
     if not variant.deployment.cost.evidence.errors or draws == 0:
         return []
-    if draws is None and len(variant.workload(seed)) > model_error.LARGEST_RUN:
+    if draws is None and len(variant.workload(seed)) > model_error.MAX_REPEATED_REQUESTS:
         return []
     perturbed = model_error.perturbed_deployments(variant.deployment, draws or model_error.DRAWS)
     return [partial(_simulated, replace(variant, deployment=one), seed, None) for one in perturbed]

@@ -70,7 +70,7 @@ class World:
             signals = Signals(running, 0, 0.15 + 0.12 * running + 0.02 * i, 0, self.now_s) if up else Signals()
             speed = 60.0 + 22.0 * running if up and running else None
             self.states.append(WorkerState(name, (MODEL,), up, tokens_per_s=speed, signals=signals))
-        self.scheduler.workers(self.now_s, self.states)
+        self.scheduler.update_workers(self.now_s, self.states)
 
     def live(self, seconds: float, rate_rps: float, seed: int = 0) -> World:
         """Traffic for so long: engines make a token every 30 ms for each of their requests."""
@@ -90,7 +90,7 @@ class World:
                 self.ran(request, length, tick)
                 if request.generated_tokens >= length:
                     del running[one]
-                    self.scheduler.left(self.now_s, one)
+                    self.scheduler.remove(self.now_s, one)
                     self.telemetry.finished(request, Outcome.FINISHED, self.now_s)
             self.schedule(queued, running)
             if step % 8 == 0:
@@ -121,8 +121,8 @@ class World:
             decisions = self.scheduler.schedule(self.now_s)
             for one in decisions.preempt:
                 queued[one] = running.pop(one)
-                self.scheduler.returned(self.now_s, one, queued[one][0].generated_tokens)
-                self.telemetry.returned(queued[one][0], "preemption", self.now_s)
+                self.scheduler.requeue(self.now_s, one, queued[one][0].generated_tokens)
+                self.telemetry.requeued(queued[one][0], "preemption", self.now_s)
             for one, worker in decisions.assign:
                 running[one] = queued.pop(one)
                 self.telemetry.dispatched(running[one][0], worker, self.now_s)

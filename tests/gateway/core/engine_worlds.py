@@ -94,7 +94,7 @@ class EngineWorld:
         self.jobs = {job.request.id: job for job in jobs}
         self.engines = {f"w{k}": Engine(f"w{k}") for k in range(engines)}
         self.now_s, self.events, self.count = 0.0, [], 0
-        self.scheduler.workers(0.0, [WorkerState(name, ("m",), concurrency=cap) for name in self.engines])
+        self.scheduler.update_workers(0.0, [WorkerState(name, ("m",), concurrency=cap) for name in self.engines])
         for job in jobs:
             self.at(job.request.arrival_s, self.arrives, job)
 
@@ -133,7 +133,7 @@ class EngineWorld:
         if job.visit != visit or not math.isnan(job.finished_s):
             return
         self.engines[job.engine].batch.pop(job.request.id, None)
-        self.scheduler.returned(self.now_s, job.request.id, job.made)
+        self.scheduler.requeue(self.now_s, job.request.id, job.made)
 
     def reaches(self, job):
         job.to_compute = job.request.prompt_tokens + job.made
@@ -164,7 +164,7 @@ class EngineWorld:
         if job.made == job.tokens:
             del engine.batch[q.id]
             job.finished_s = self.now_s + self.costs.way_s
-            self.scheduler.left(self.now_s, q.id)
+            self.scheduler.remove(self.now_s, q.id)
         elif job.made % self.order.window_tokens == 0:
             row = condition(job.row, job.made)
             self.scheduler.repredict(self.now_s, q.id, LengthPrediction(float(row.mean()), quantiles=row))

@@ -91,10 +91,10 @@ class PhaseWorld:
             WorkerState(name, ("m",), up=self.up[name], slots=self.limits.max_num_seqs, epoch=epoch)
             for name, epoch in self.epochs.items()
         ]
-        for one in self.scheduler.workers(self.now_s, states):
+        for one in self.scheduler.update_workers(self.now_s, states):
             job = self.jobs[one]
             job.worker, job.q, job.got = "", None, job.report
-            self.scheduler.returned(self.now_s, one, job.report)
+            self.scheduler.requeue(self.now_s, one, job.report)
 
     def run(self, until_s=math.inf):
         while True:
@@ -169,7 +169,7 @@ class PhaseWorld:
             self.over(job)
 
     def over(self, job):
-        self.scheduler.left(self.now_s, job.number)
+        self.scheduler.remove(self.now_s, job.number)
         if (following := next(self.left, None)) is not None:
             self.at(self.now_s + self.delay_s, self.arrives, following)
 

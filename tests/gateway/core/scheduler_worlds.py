@@ -27,7 +27,7 @@ def worker(name="w", *, cap=1, models=("m",), **metadata):
 def scheduler(mode="srtf", *, admission=None, dispatch=None, workers=None, **order):
     """A scheduler that receives its workers at time 0."""
     made = Scheduler(Order(mode=mode, **order), admission or Admission(), dispatch or Dispatch())
-    made.workers(0.0, [worker()] if workers is None else workers)
+    made.update_workers(0.0, [worker()] if workers is None else workers)
     return made
 
 
@@ -60,7 +60,7 @@ class World:
         self.now_s, self.events, self.count = 0.0, [], 0
         self.active = {one.name: set() for one in workers}
         self.log = []
-        scheduler.workers(0.0, workers)
+        scheduler.update_workers(0.0, workers)
         for job in self.jobs.values():
             self.at(job.request.arrival_s, "arrives", job)
 
@@ -90,7 +90,7 @@ class World:
             self.active[job.worker].discard(job.request.id)
             self.generated(job, job.tokens)
             job.worker, job.finished_s = "", self.now_s
-            self.scheduler.left(self.now_s, job.request.id)
+            self.scheduler.remove(self.now_s, job.request.id)
 
     def passes_window(self, job, visit):
         if job.visit == visit and job.worker:
@@ -122,7 +122,7 @@ class World:
         self.active[job.worker].discard(job.request.id)
         job.worker = ""
         job.visit += 1
-        self.scheduler.returned(self.now_s, job.request.id, int(job.done))
+        self.scheduler.requeue(self.now_s, job.request.id, int(job.done))
 
     def send(self, job, name):
         assert not job.worker, "never two workers at once"

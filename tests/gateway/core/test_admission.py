@@ -38,7 +38,7 @@ def test_excess_requests_are_refused_with_a_retry_time(admission, reason):
     rejection = made.offer(1.0, request(9, 1.0, body_bytes=100))
     assert (rejection.status, rejection.reason) == (429, reason)
     assert rejection.retry_after_s == 60.0, "2000 tokens wait and 1000 run at 50 a second"
-    made.left(2.0, 0)
+    made.remove(2.0, 0)
     made.schedule(2.0)
     assert made.offer(2.0, request(10, 2.0, body_bytes=50)) is None
 
@@ -54,7 +54,7 @@ def test_a_tenant_may_fill_a_quarter_of_the_queue(mode):
         assert (first, second) == (None, None)
         assert (third.status, third.reason) == (429, "tenant_queue_full")
     assert [made.offer(0.0, request(30 + i)) for i in range(4)] == [None] * 4
-    made.left(1.0, 10)
+    made.remove(1.0, 10)
     assert made.offer(1.0, request(19, 1.0, tenant=1)) is None
     more = scheduler(mode, admission=Admission(max_queued=8, max_queued_per_tenant=3), workers=[worker(up=False)])
     assert [more.offer(0.0, request(i, tenant=1)) is None for i in range(4)] == [True, True, True, False]
@@ -87,7 +87,7 @@ def test_a_model_that_no_worker_serves_is_unknown():
 def test_before_engines_are_known_any_model_may_wait():
     made = scheduler("fcfs", workers=[])
     assert made.offer(0.0, request(1, model="after")) is None
-    made.workers(5.0, [worker(models=("after",))])
+    made.update_workers(5.0, [worker(models=("after",))])
     assert sent(made.schedule(5.0)) == [1]
 
 
@@ -99,7 +99,7 @@ def test_a_worker_that_has_not_reported_its_models_may_serve_any():
 @pytest.mark.parametrize("mode", ["fcfs", "bins"])
 def test_a_request_that_waits_for_an_engine_in_vain_is_refused(mode):
     made = scheduler(mode, admission=Admission(no_engine_s=30.0), batch_wait_s=5.0)
-    made.workers(10.0, [])
+    made.update_workers(10.0, [])
     made.offer(20.0, request(1, 20.0))
     made.offer(25.0, request(2, 25.0))
     times, expired = [], []
@@ -122,16 +122,16 @@ def test_engines_that_return_in_time_serve_waiting_requests():
     made.offer(0.0, request(1))
     made.schedule(0.0)
     made.offer(0.0, request(2))
-    assert made.workers(100.0, [worker(up=False)]) == ()
+    assert made.update_workers(100.0, [worker(up=False)]) == ()
     assert not made.schedule(129.0).expire
-    made.left(129.0, 1)
-    made.workers(129.0, [worker()])
+    made.remove(129.0, 1)
+    made.update_workers(129.0, [worker()])
     assert sent(made.schedule(129.0)) == [2]
 
 
 def test_only_the_model_without_an_engine_expires():
     made = scheduler("fcfs", workers=[worker("a"), worker("b", models=("x",))])
-    made.workers(0.0, [worker("a")])
+    made.update_workers(0.0, [worker("a")])
     for i in range(3):
         made.offer(0.0, request(i))
     made.offer(0.0, request(7, model="x"))

@@ -22,7 +22,7 @@ def found_cap(*, batch=40, polls=200, start=8):
         in_flight = cap.limit(None)
         cap.used(in_flight)
         waiting = max(0, in_flight - batch)
-        cap.poll(float(look), Signals(running=in_flight - waiting, waiting=waiting, at_s=look), in_flight)
+        cap.adapt(float(look), Signals(running=in_flight - waiting, waiting=waiting, at_s=look), in_flight)
         caps.append(cap.limit(None))
     return caps
 
@@ -39,7 +39,7 @@ def test_an_engine_that_reports_nothing_keeps_its_initial_cap():
     cap = ConcurrencyLimit(Dispatch(start=5))
     for look in range(20):
         cap.used(5)
-        cap.poll(float(look), Signals(at_s=look), 5)
+        cap.adapt(float(look), Signals(at_s=look), 5)
     assert cap.limit(None) == 5
 
 
@@ -49,9 +49,9 @@ def test_an_engine_that_reports_nothing_keeps_its_initial_cap():
 def test_signs_of_too_many_shrink_the_cap(error):
     cap = ConcurrencyLimit(Dispatch(start=16))
     cap.used(16)
-    cap.poll(1.0, Signals(waiting=0.0, preemptions=1.0, at_s=1.0), 16)
+    cap.adapt(1.0, Signals(waiting=0.0, preemptions=1.0, at_s=1.0), 16)
     before = cap.limit(None)
-    cap.poll(3.0, Signals(**{"preemptions": 1.0, "at_s": 3.0} | error), 16)
+    cap.adapt(3.0, Signals(**{"preemptions": 1.0, "at_s": 3.0} | error), 16)
     assert cap.limit(None) < before
 
 
@@ -59,7 +59,7 @@ def test_a_cap_that_is_not_used_does_not_grow():
     cap = ConcurrencyLimit(Dispatch(start=8))
     for look in range(1, 20):
         cap.used(3)
-        cap.poll(float(look), Signals(waiting=0.0, at_s=look), 3)
+        cap.adapt(float(look), Signals(waiting=0.0, at_s=look), 3)
     assert cap.limit(None) == 8
 
 
@@ -67,7 +67,7 @@ def test_stale_signals_change_nothing():
     cap = ConcurrencyLimit(Dispatch(start=8))
     for look in range(1, 20):
         cap.used(8)
-        cap.poll(float(look), Signals(waiting=4.0, at_s=1.0), 8)
+        cap.adapt(float(look), Signals(waiting=4.0, at_s=1.0), 8)
     assert cap.limit(None) == 6
 
 
@@ -78,9 +78,9 @@ def test_the_cap_stays_within_its_bounds(signals, least):
     for look, (waiting, kv_used, preemptions) in enumerate(signals):
         cap.used(cap.limit(None))
         reported = Signals(waiting=waiting, kv_used=kv_used, preemptions=preemptions, at_s=look)
-        cap.poll(float(look), reported, cap.limit(None))
+        cap.adapt(float(look), reported, cap.limit(None))
         if look % 7 == 0:
-            cap.refused(float(look), 0)
+            cap.back_off(float(look), 0)
         assert least <= cap.limit(None) <= 64
         assert cap.limit(4) <= 4
 
@@ -110,7 +110,7 @@ def test_a_full_engine_queue_is_no_failure():
     assert made.position(3) == 0, "back to its place, before those who came later"
     assert sent(made.schedule(0.5)) == [], "the cap is what the engine took"
     assert made.statistics(0.5).workers[0].limit == 3
-    made.left(0.7, 0)
+    made.remove(0.7, 0)
     assert sent(made.schedule(0.7)) == [3]
 
 
@@ -156,7 +156,7 @@ def test_a_session_stays_where_it_was_while_that_is_worth_it(behind_tokens, stay
     made = scheduler("fcfs", workers=[worker("a", cap=9), worker("b", cap=9)], dispatch=Dispatch(affinity=0.5))
     made.offer(0.0, request(1, session="s", prompt_tokens=1000))
     assert made.schedule(0.0).assign == ((1, "a"),)
-    made.left(0.1, 1)
+    made.remove(0.1, 1)
     made.offer(0.2, request(2, predicted=behind_tokens))
     assert made.schedule(0.2).assign == ((2, "a"),)
     made.offer(0.3, request(3, session="s", prompt_tokens=1000))
@@ -168,9 +168,9 @@ def test_a_worker_that_failed_it_is_avoided_until_no_other_is_up():
     made = scheduler("fcfs", workers=both)
     made.offer(0.0, request(1))
     made.schedule(0.0)
-    made.returned(0.1, 1, 0, avoid="a")
+    made.requeue(0.1, 1, 0, avoid="a")
     assert made.schedule(0.1).assign == ((1, "b"),)
-    made.returned(0.2, 1, 0, avoid="b")
+    made.requeue(0.2, 1, 0, avoid="b")
     assert made.schedule(0.2).assign[0][0] == 1, "both failed it: any is better than none"
 
 
@@ -179,7 +179,7 @@ def test_only_what_fits_the_cache_is_sent():
     for i in range(4):
         made.offer(0.0, request(i, predicted=390, prompt_tokens=10))
     assert sent(made.schedule(0.0)) == [0, 1]
-    made.left(1.0, 0)
+    made.remove(1.0, 0)
     assert sent(made.schedule(1.0)) == [2]
 
 
@@ -200,12 +200,12 @@ def test_a_model_goes_only_to_a_worker_that_serves_it():
 def test_a_full_queue_holds_longer_each_time_until_a_request_is_taken_again():
     cap, now_s, holds = ConcurrencyLimit(Dispatch(start=16)), 0.0, []
     for _ in range(6):
-        cap.refused(now_s, 4)
+        cap.back_off(now_s, 4)
         holds.append(cap.backoff_until_s - now_s)
         cap.accepted(now_s - 1.0)  # tokens of one that was there before say nothing
         now_s = cap.backoff_until_s
     assert holds == sorted(holds)
     assert holds[-1] > 8 * holds[0]
     cap.accepted(now_s)
-    cap.refused(now_s + 0.1, 4)
+    cap.back_off(now_s + 0.1, 4)
     assert cap.backoff_until_s - now_s - 0.1 == pytest.approx(holds[0])

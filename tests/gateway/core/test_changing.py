@@ -33,7 +33,7 @@ def test_a_bound_on_waiting_applies_to_requests_that_already_wait(max_wait_s, fi
     made = filled("srtf", max_wait_s=10.0)
     reported(made, 1.0, Order(mode="srtf", max_wait_s=max_wait_s))
     made.schedule(1.0)
-    made.left(4.0, 0)
+    made.remove(4.0, 0)
     assert sent(made.schedule(4.0)) == [first]
 
 
@@ -53,10 +53,10 @@ def test_fairness_begins_with_what_tenants_were_served_before():
         made.offer(0.0, request(i, predicted=100, tenant=tenant))
     assert sent(made.schedule(0.0)) == [0]
     reported(made, 0.0, Order(mode="fcfs", fairness="vtc"))
-    made.left(1.0, 0)
+    made.remove(1.0, 0)
     assert sent(made.schedule(1.0)) == [3], "tenant 1 has had one already"
     reported(made, 1.0, Order(mode="fcfs"))
-    made.left(2.0, 3)
+    made.remove(2.0, 3)
     assert sent(made.schedule(2.0)) == [1]
 
 
@@ -108,7 +108,7 @@ def test_requests_in_bins_leave_by_the_new_time():
 
 def test_the_latest_timeout_and_queue_limit_apply():
     made = scheduler("fcfs", workers=[])
-    made.workers(0.0, [worker(up=False)])
+    made.update_workers(0.0, [worker(up=False)])
     made.offer(0.0, request(1))
     assert made.schedule(0.0).expire == ()
     reported(made, 1.0, Order(mode="fcfs"), Admission(no_engine_s=2.0, max_queued=1))
@@ -129,12 +129,12 @@ def test_caps_keep_what_they_found_within_new_bounds():
     for i in range(8):
         made.offer(0.0, request(i))
     assert len(sent(made.schedule(0.0))) == 3
-    made.workers(2.0, [WorkerState("w", ("m",), signals=Signals(waiting=0.0, at_s=2.0))])
+    made.update_workers(2.0, [WorkerState("w", ("m",), signals=Signals(waiting=0.0, at_s=2.0))])
     assert cap() == 6
     reported(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=2, max_concurrency=5))
     assert cap() == 5
     reported(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=1, max_concurrency=1))
-    made.left(3.0, 0)
+    made.remove(3.0, 0)
     assert sent(made.schedule(3.0)) == [], "two are there still"
     assert made.statistics(3.0).workers[0].in_flight > cap()
 

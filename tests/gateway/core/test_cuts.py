@@ -31,7 +31,7 @@ def test_a_short_one_takes_a_long_ones_place():
     assert decisions.preempt == (1,)
     assert decisions.assign == (), "there is room only once the cut one is back"
     assert made.schedule(1.1).preempt == ()
-    made.returned(1.2, 1, 40)
+    made.requeue(1.2, 1, 40)
     assert sent(made.schedule(1.2)) == [2]
     assert made.statistics(1.2).preemptions == 1
     assert made.position(1) == 0
@@ -76,9 +76,9 @@ def test_no_request_is_preempted_more_often_than_allowed():
 def test_one_that_was_cut_is_left_alone_for_a_window():
     made = on_demand(preemptions_per_s=math.inf)
     running_long_waiting_short(made)
-    made.returned(1.0, 1, 40)
+    made.requeue(1.0, 1, 40)
     made.schedule(1.0)
-    made.left(1.5, 2)
+    made.remove(1.5, 2)
     assert sent(made.schedule(1.5)) == [1]
     made.offer(2.0, request(3, 2.0, predicted=10))
     made.on_progress(2.0, 1, 89)
@@ -129,13 +129,13 @@ def test_no_request_is_preempted_where_that_frees_no_slot():
     for i in range(3):
         made.offer(0.0, request(i, predicted=1000))
     made.schedule(0.0)
-    made.workers(0.5, [worker(cap=1)])
+    made.update_workers(0.5, [worker(cap=1)])
     made.offer(1.0, request(7, 1.0, predicted=1))
     assert not made.schedule(1.0)
     for i in range(2):
-        made.left(2.0, i)
+        made.remove(2.0, i)
     assert not made.schedule(2.0)
-    made.workers(2.5, [worker(cap=1)])
+    made.update_workers(2.5, [worker(cap=1)])
     assert made.schedule(2.5).preempt == (2,)
 
 
@@ -192,7 +192,7 @@ def test_an_expired_window_makes_room_for_a_waiting_request():
     assert not made.schedule(0.2)
     made.on_progress(0.3, 1, 50)
     assert made.schedule(0.3).preempt == (1,)
-    made.returned(0.4, 1, 51)
+    made.requeue(0.4, 1, 51)
     assert sent(made.schedule(0.4)) == [2]
 
 

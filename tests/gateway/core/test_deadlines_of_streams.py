@@ -13,7 +13,7 @@ def returned(tokens_kept, *, workers=("w",), avoid="", **metadata):
     assert sent(made.schedule(0.0)) == [1]
     made.schedule(4.5)
     made.on_progress(5.0, 1, 60)
-    made.returned(5.0, 1, tokens_kept, avoid=avoid)
+    made.requeue(5.0, 1, tokens_kept, avoid=avoid)
     return made.schedule(5.0)
 
 
@@ -36,9 +36,9 @@ def test_a_stream_that_waits_again_waits_past_its_deadline():
     made.offer(0.0, request(1, deadline_s=4.0))
     made.schedule(0.0)
     made.on_progress(2.0, 1, 60)
-    assert made.workers(3.0, []) == (1,)
-    made.returned(3.0, 1, 60)
+    assert made.update_workers(3.0, []) == (1,)
+    made.requeue(3.0, 1, 60)
     assert not made.schedule(4.0).expire
     assert not made.schedule(5.0).expire
-    made.workers(6.0, [worker("next")])
+    made.update_workers(6.0, [worker("next")])
     assert sent(made.schedule(6.0)) == [1]

@@ -47,7 +47,7 @@ def test_nothing_is_left_of_a_hundred_thousand_requests(mode):
         if len(running) == 4 or number % 3 == 0:
             for one in running:
                 made.on_progress(now_s, one, 60)
-                made.left(now_s, one)
+                made.remove(now_s, one)
             running = []
         if number in (20_000, 99_999):
             sizes.append((retained(made), sys.getsizeof(made.entries)))

@@ -28,7 +28,7 @@ def test_another_request_is_preempted_where_the_first_cannot_be():
     made.mark_nonpreemptible(2.0, 1)
     assert made.next_s(2.0) == 2.0
     assert made.schedule(2.0).preempt == (0,)
-    made.returned(2.1, 0, 3)
+    made.requeue(2.1, 0, 3)
     assert sent(made.schedule(2.1)) == [7]
 
 
@@ -40,9 +40,9 @@ def test_a_refused_preemption_is_not_counted_and_not_repeated_at_that_worker():
     assert made.statistics(2.0).preemptions == 0
     made.on_progress(3.0, 1, 60)
     assert not made.schedule(3.0)
-    made.returned(4.0, 1, 60)  # its engine failed
+    made.requeue(4.0, 1, 60)  # its engine failed
     assert sent(made.schedule(4.0)) == [7]
-    made.left(5.0, 7)
+    made.remove(5.0, 7)
     assert sent(made.schedule(5.0)) == [1]
     made.offer(6.0, request(8, 6.0, predicted=10))
     made.on_progress(7.0, 1, 200)
@@ -59,7 +59,7 @@ def test_nothing_happens_to_a_request_that_is_not_at_a_worker():
     made = two_long_and_a_short_one()
     made.mark_nonpreemptible(1.0, 7)
     made.mark_nonpreemptible(1.0, 99)
-    made.returned(1.0, 1, 3)
+    made.requeue(1.0, 1, 3)
     made.mark_nonpreemptible(1.0, 1)
     assert sent(made.schedule(1.0)) == [7]
 

@@ -32,7 +32,7 @@ def test_what_an_engine_is_to_be_sent_at_most_holds_in_every_mode(mode):
     for i in range(20):
         made.offer(0.0, request(i, predicted=20 - i))
     assert sent(made.schedule(0.0)) == [0, 1, 2, 3]
-    made.left(1.0, 2)
+    made.remove(1.0, 2)
     assert sent(made.schedule(1.0)) == [4], "the others in order of arrival"
     assert made.statistics(1.0).workers[0].limit == 4
 
@@ -70,9 +70,9 @@ def test_a_batch_waits_for_one_worker_with_room_for_all():
     for i in range(6, 9):
         made.offer(0.1, request(i, 0.1, predicted=100))
     for i, left in enumerate([0, 1, 3, 4]):
-        made.left(0.2 + i / 10, left)
+        made.remove(0.2 + i / 10, left)
         assert not made.schedule(0.2 + i / 10)
-    made.left(0.7, 2)
+    made.remove(0.7, 2)
     assert made.schedule(0.7).assign == ((6, "a"), (7, "a"), (8, "a"))
 
 
@@ -106,10 +106,10 @@ def test_members_that_leave_do_not_hold_their_batch_up():
     for i in range(5):
         made.offer(0.0, request(i))
     made.schedule(0.0)
-    made.left(0.1, 3)
+    made.remove(0.1, 3)
     assert sent(made.schedule(1.0)) == []
     for i in range(3):
-        made.left(1.1, i)
+        made.remove(1.1, i)
     assert sent(made.schedule(1.1)) == [4]
     assert not made.dispatcher._batch_left
 
@@ -122,7 +122,7 @@ def test_ranks_that_change_with_time_are_recomputed(long, first):
     made.schedule(0.0)
     made.offer(0.0, request(2, predicted=long))
     made.offer(50.0, request(3, 50.0, predicted=10))
-    made.left(51.0, 1)
+    made.remove(51.0, 1)
     assert sent(made.schedule(51.0)) == [first]
 
 
@@ -158,7 +158,7 @@ def test_a_run_that_begins_again_has_all_its_tokens_before_it():
     made.schedule(0.0)
     made.on_progress(1.0, 1, 60)
     assert made.statistics(1.0).backlog_tokens == 40
-    made.returned(1.0, 1, 0)
+    made.requeue(1.0, 1, 0)
     assert made.statistics(1.0).backlog_tokens == 100
     made.schedule(1.0)
     made.on_progress(2.0, 1, 10)
@@ -211,12 +211,12 @@ def test_a_restarted_worker_is_served_again():
     for i in range(3):
         made.offer(0.0, request(i))
     made.schedule(0.0)
-    assert made.workers(1.0, [worker(cap=2, epoch=1)]) == (0, 1)
+    assert made.update_workers(1.0, [worker(cap=2, epoch=1)]) == (0, 1)
     assert made.statistics(1.0).running == 0
-    made.returned(1.0, 0, 30)
-    made.left(1.0, 1)
+    made.requeue(1.0, 0, 30)
+    made.remove(1.0, 1)
     assert sent(made.schedule(1.0)) == [0, 2], "it keeps its arrival"
-    assert made.workers(2.0, []) == (0, 2)
+    assert made.update_workers(2.0, []) == (0, 2)
 
 
 def test_signals_and_statistics_are_reported():

@@ -64,8 +64,8 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     for number in range(2):
         made.on_progress(0.1, number, 1)
     assert sent(made.schedule(0.1)) == []
-    made.left(0.2, 0)
-    made.left(0.2, 1)
+    made.remove(0.2, 0)
+    made.remove(0.2, 1)
     over = made.schedule(0.2)
     assert sent(over) == [2], "no request is left: the rest of the phase is not waited for"
     (phase,) = over.phases
@@ -134,9 +134,9 @@ def test_a_lost_worker_returns_its_requests_and_starts_again():
         made.offer(0.0, request(number, 0.0))
     assert sent(made.schedule(0.0)) == [0, 1]
     made.on_progress(0.1, 0, 1)
-    assert made.workers(0.2, [worker(cap=9, epoch=1)]) == (0, 1)
+    assert made.update_workers(0.2, [worker(cap=9, epoch=1)]) == (0, 1)
     assert sent(made.schedule(0.2)) == [2, 3], "an empty engine is at the beginning"
-    made.returned(0.3, 0, 1)
+    made.requeue(0.3, 0, 1)
     assert sent(made.schedule(0.3)) == []
 
 
@@ -323,9 +323,9 @@ def test_an_overdue_request_is_sent_in_the_middle_of_a_phase():
     assert sent(made.schedule(1.9)) == []
     assert made.next_s(1.9) == 2.0
     assert sent(made.schedule(2.0)) == [1, 2]
-    made.left(2.1, 0)
-    made.left(2.1, 1)
-    made.left(2.1, 2)
+    made.remove(2.1, 0)
+    made.remove(2.1, 1)
+    made.remove(2.1, 2)
     (phase,) = made.schedule(2.1).phases
     assert (phase.prefill_batch, phase.overdue) == (1, 2)
 

@@ -39,8 +39,8 @@ def warmed(made, text=SYSTEM, tokens=1000):
     """Worker b has the text in its cache, and no request runs there any more."""
     assert place(made, 0.0, request(900, predicted=5000)) == "a"
     assert place(made, 0.0, request(901, **begins(text, tokens))) == "b"
-    made.left(0.1, 900)
-    made.left(0.1, 901)
+    made.remove(0.1, 900)
+    made.remove(0.1, 901)
 
 
 @pytest.mark.parametrize(("behind_tokens", "to"), [(20, "b"), (200, "a")])
@@ -51,7 +51,7 @@ def test_a_known_beginning_is_followed_while_it_is_worth_more_than_balance(behin
     made.offer(0.2, request(1, predicted=5000))
     made.schedule(0.2)  # a is busy
     assert place(made, 0.2, request(2, predicted=5000 + behind_tokens)) == "b"
-    made.left(0.3, 1)
+    made.remove(0.3, 1)
     made.offer(0.3, request(3, predicted=5000))
     assert made.schedule(0.3).assign == ((3, "a"),)
     requested = request(4, **begins(SYSTEM + "and who?", 1002))
@@ -79,10 +79,10 @@ def test_what_a_worker_had_is_forgotten_with_it(status):
     warmed(made)
     states = [worker("a", cap=9), worker("b", cap=9, epoch=int(status == "restarted"))]
     if status == "replaced":
-        made.workers(0.2, states[:1])
+        made.update_workers(0.2, states[:1])
     if status == "down for a moment":
-        made.workers(0.2, [states[0], worker("b", cap=9, up=False)])
-    made.workers(0.3, states)
+        made.update_workers(0.2, [states[0], worker("b", cap=9, up=False)])
+    made.update_workers(0.3, states)
     retained = status in ("stays", "down for a moment")
     assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == ("b" if retained else "a")
 
@@ -90,7 +90,7 @@ def test_what_a_worker_had_is_forgotten_with_it(status):
 def test_a_renamed_worker_keeps_its_cache():
     made = two()
     warmed(made)
-    made.workers(0.2, [worker("a", cap=9), worker("c", cap=9, renamed_from="b")])
+    made.update_workers(0.2, [worker("a", cap=9), worker("c", cap=9, renamed_from="b")])
     assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == "c"
 
 
@@ -263,7 +263,7 @@ def test_starts_reveal_the_cost_of_a_prompt_to_a_worker_but_cached_starts_do_not
         now_s += 0.02 + 0.002 * (tokens - one.dispatch.cached_tokens)
         made.on_progress(now_s, number, 1)
         now_s += 5.0
-        made.left(now_s, number)
+        made.remove(now_s, number)
     (only,) = made.worker_pool
     assert only.cost.prefill_s() == pytest.approx(0.002, rel=0.02)
     assert only.prefill_s(100.0) == pytest.approx(0.002, rel=0.02)

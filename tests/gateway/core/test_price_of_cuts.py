@@ -77,7 +77,7 @@ def far_engine(way_s):
         assert sent(made.schedule(now_s)) == [i]
         for token in range(1, 11):
             made.on_progress(now_s + way_s + token * STEP_S, i, token)
-        made.left(now_s + way_s + 1.0, i)
+        made.remove(now_s + way_s + 1.0, i)
     return made
 
 

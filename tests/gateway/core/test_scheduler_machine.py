@@ -165,7 +165,7 @@ class Obvious(RuleBasedStateMachine):
         name = self.running.pop(one)
         q = self.requests[one]
         generated = q.generated_tokens + tokens
-        self.scheduler.returned(self.now_s, one, generated, avoid=name if tokens == 3 else "")
+        self.scheduler.requeue(self.now_s, one, generated, avoid=name if tokens == 3 else "")
         self.pay(one, 0, float(generated))
         self.waits(one)
         self.check()
@@ -190,7 +190,7 @@ class Obvious(RuleBasedStateMachine):
     def leaves(self, data, retry):
         one = data.draw(st.sampled_from(sorted(self.requests)))
         for _ in range(1 + retry):
-            self.scheduler.left(self.now_s, one)
+            self.scheduler.remove(self.now_s, one)
         q = self.requests[one]
         waited = self.queued_s.pop(one, None) is not None
         if waited:
@@ -209,7 +209,7 @@ class Obvious(RuleBasedStateMachine):
             self.epochs[name] += 1
         else:
             self.up[name] = not self.up[name]
-        lost = self.scheduler.workers(self.now_s, self.states())
+        lost = self.scheduler.update_workers(self.now_s, self.states())
         assert set(lost) == {one for one, at in self.running.items() if at == name and epoch}
         for one in lost:
             del self.running[one]
@@ -227,7 +227,7 @@ class Obvious(RuleBasedStateMachine):
     @rule()
     def lost_ones_come_back(self):
         for one in sorted(self.lost):
-            self.scheduler.returned(self.now_s, one, self.requests[one].generated_tokens)
+            self.scheduler.requeue(self.now_s, one, self.requests[one].generated_tokens)
             self.pay(one, 0, float(self.requests[one].generated_tokens))
             self.waits(one)
         self.lost.clear()

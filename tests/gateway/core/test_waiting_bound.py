@@ -174,14 +174,14 @@ def test_a_wait_is_summed_over_all_stays():
     made = scheduler("srtf", max_wait_s=10.0)
     made.offer(0.0, long := request(1, predicted=500))
     assert sent(made.schedule(6.0)) == [1]
-    made.returned(8.0, 1, 3)
+    made.requeue(8.0, 1, 3)
     made.offer(8.0, request(2, 8.0, predicted=5))
     assert sent(made.schedule(8.0)) == [2]
     made.offer(9.0, request(3, 9.0, predicted=5))
     assert made.next_s(9.0) == 9.0
     made.schedule(9.0)
     assert made.next_s(9.0) == 12.0
-    made.left(12.0, 2)
+    made.remove(12.0, 2)
     assert sent(made.schedule(12.0)) == [1]
     assert long.dispatch.queued_for_s == 10.0
 
@@ -196,5 +196,5 @@ def test_a_request_that_fits_nowhere_yet_reserves_its_worker():
     for i in range(3, 9):
         made.offer(2.5, request(i, 2.5, predicted=1, priority=-1))
     assert sent(made.schedule(2.5)) == []
-    made.left(3.0, 1)
+    made.remove(3.0, 1)
     assert sent(made.schedule(3.0))[0] == 2

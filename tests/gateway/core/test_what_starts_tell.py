@@ -22,7 +22,7 @@ def one_by_one(made, numbers, *, at_once):
         made.schedule(now_s)
         for token in [1000] if at_once else range(1, 1001):
             made.on_progress(now_s + STEP_S * token, number, token)
-        made.left(now_s + 21.0, number)
+        made.remove(now_s + 21.0, number)
 
 
 @pytest.mark.parametrize("complete", [0, 20])
@@ -54,15 +54,15 @@ def engine_that_queues(mode, *, report):
     for number in range(0, 80, 4):
         now_s = 10.0 * number
         states = [worker(cap=None, signals=Signals(at_s=now_s, waiting=waiting)) for waiting in report]
-        made.workers(now_s, states[:1])
+        made.update_workers(now_s, states[:1])
         for one in range(number, number + 4):
             made.offer(now_s, request(one, now_s, prompt_tokens=100 + 10 * number))
         made.schedule(now_s)
-        made.workers(now_s + 0.01, states[1:])
+        made.update_workers(now_s + 0.01, states[1:])
         for one in range(number, number + 4):
             now_s += 0.001 * (100 + 10 * number)
             made.on_progress(now_s, one, 1)
-            made.left(now_s, one)
+            made.remove(now_s, one)
     (only,) = made.worker_pool
     return only.cost.prefill_s()
 

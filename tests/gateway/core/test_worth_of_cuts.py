@@ -185,7 +185,7 @@ def test_a_request_that_avoids_an_engine_leaves_its_slots_to_others_of_its_model
     made.offer(0.0, request(0, predicted=5))
     made.offer(0.0, request(1, predicted=900, resumable=False))
     assert made.schedule(0.0).assign == ((0, "a"), (1, "b"))
-    made.returned(0.1, 0, 0, avoid="a")
+    made.requeue(0.1, 0, 0, avoid="a")
     made.offer(0.1, request(2, 0.1, predicted=1000))
     assert made.schedule(0.1).assign == ((2, "a"),)
     made.offer(1.0, request(3, 1.0, predicted=10))

@@ -215,18 +215,18 @@ def test_failures_open_the_circuit_and_one_trial_closes_it(monkeypatch):
         async with engines(SPEC) as (server,), fleet_of(config_of(named(server))) as (fleet, received):
             for _ in range(CARE.failures):
                 assert received.ups() == 1
-                fleet.failed("e", "http 500")
+                fleet.record_broken_response("e", "http 500")
                 await asyncio.sleep(0)
             await until(lambda: received.ups() == 0)
             await until(lambda: received.ups() == 1)
             assert received.last["e"].concurrency == 1  # half-open
-            fleet.failed("e", "http 500")
+            fleet.record_broken_response("e", "http 500")
             await until(lambda: received.ups() == 0)
             await until(lambda: received.ups() == 1)
             fleet.succeeded("e")
             await until(lambda: received.last["e"].concurrency is None)
             assert received.last["e"].epoch == 0
-            fleet.failed("nobody", "http 500")
+            fleet.record_broken_response("nobody", "http 500")
             fleet.succeeded("nobody")
 
     run(work)
@@ -238,7 +238,7 @@ def test_a_connection_that_fails_is_looked_into_at_once():
         async with engines(SPEC) as (server,), fleet_of(config_of(named(server), resilience=slow)) as (fleet, received):
             assert received.ups() == 1
             await server.die()
-            fleet.failed("e", "no connection")
+            fleet.record_broken_response("e", "no connection")
             await until(lambda: received.ups() == 0, 2.0)
 
     run(work)
@@ -251,7 +251,7 @@ def test_an_engine_that_fails_far_more_than_its_peers_is_ejected_and_returns():
             config = config_of(named(one, "good"), named(two, "bad"), resilience=resilience)
             async with fleet_of(config) as (fleet, received):
                 for _ in range(20):
-                    fleet.failed("bad", "stalled")
+                    fleet.record_broken_response("bad", "stalled")
                     fleet.succeeded("bad")
                     fleet.succeeded("good")
                 await until(lambda: not received.last["bad"].up)
@@ -418,8 +418,8 @@ def test_changes_are_reported_together():
                 loop = asyncio.get_running_loop()
                 before, started_s = len(received.all), loop.time()
                 for _ in range(100):
-                    fleet.failed("e0", "http 500")
-                    fleet.failed("e1", "http 500")
+                    fleet.record_broken_response("e0", "http 500")
+                    fleet.record_broken_response("e1", "http 500")
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 assert len(received.all) == before + 1

@@ -19,7 +19,7 @@ def test_the_successor_of_an_ejected_engine_serves_immediately():
     async def work():
         async with engines(SPEC, SPEC, SPEC) as (good, bad, new), fleet_of(config(good, bad)) as (fleet, received):
             for _ in range(20):
-                fleet.failed("e", "stalled")
+                fleet.record_broken_response("e", "stalled")
                 fleet.succeeded("good")
             await until(lambda: not received.last["e"].up)
             assert fleet.worker("e").unavailable_reason(0.0) == "worse than its peers"
@@ -37,7 +37,7 @@ def test_failures_of_the_predecessor_eject_no_engine():
             entries = [Engine(one.url, name=name) for one, name in ((good, "good"), (bad, "e"), (new, "e"))]
             async with fleet_of(config_of(*entries[:2], resilience=slow)) as (fleet, received):
                 for _ in range(20):
-                    fleet.failed("e", "stalled")
+                    fleet.record_broken_response("e", "stalled")
                     fleet.succeeded("good")
                 await fleet.configure(config_of(entries[0], entries[2], resilience=slow))
                 await until(lambda: [s.up for s in received.all[-1] if s.name == "e" and s.epoch == 1] == [True])

@@ -58,7 +58,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
     clock = Clock()
     book, requests = Registry(Settings(rank=rank, preemption="never"), clock), []
     core = Core(Order(mode="srtf", rank=rank), Admission(), Dispatch())
-    core.workers(clock.now_s, [WorkerState("w", ("m",), up=False)])
+    core.update_workers(clock.now_s, [WorkerState("w", ("m",), up=False)])
     for k, (predicted, priority, prompt) in enumerate(queue):
         clock.now_s += 0.1 * (k % 3)
         one = request(f"r{k}", predicted, prompt=1 + prompt, lengthwise_class=priority)
@@ -75,7 +75,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
         )
         assert core.offer(clock.now_s, live) is None
     clock.now_s += 5.0
-    core.workers(clock.now_s, [WorkerState("w", ("m",), concurrency=len(queue))])
+    core.update_workers(clock.now_s, [WorkerState("w", ("m",), concurrency=len(queue))])
     sent = [k for k, _ in core.schedule(clock.now_s).assign]
     assert [int(one.request_id[1:]) for one in book.in_order(requests)] == sent
 

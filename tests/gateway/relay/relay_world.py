@@ -64,10 +64,10 @@ class FixedFleet:
     def workers(self) -> tuple[FixedWorker, ...]:
         return tuple(self.by_name.values())
 
-    def failed(self, name: str, cause: str) -> None:
+    def record_broken_response(self, name: str, cause: str) -> None:
         self.faults.append((name, cause))
 
-    def erred(self, name: str, caller: object) -> None:
+    def record_error_response(self, name: str, caller: object) -> None:
         self.faults.append((name, "report"))
 
     def suspects(self, name: str, model: str) -> bool:
@@ -76,13 +76,13 @@ class FixedFleet:
     def record_outcome(self, name: str, model: str, *, wrong: bool) -> None:
         pass
 
-    def started(self, name: str) -> None:
+    def record_first_output(self, name: str) -> None:
         """Nothing is kept of it."""
 
     def succeeded(self, name: str, model: str) -> None:
         pass
 
-    def rejected(self, name: str, model: str, session: str) -> None:
+    def record_rejection(self, name: str, model: str, session: str) -> None:
         self.rejections.append((name, model, session))
 
     def states(self) -> tuple[WorkerState, ...]:
@@ -119,7 +119,7 @@ class Ledger(Listener):
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
         self.tokens_of[request.id] += new_tokens
 
-    def returned(self, request: Request, cause: str, now_s: float) -> None:
+    def requeued(self, request: Request, cause: str, now_s: float) -> None:
         self.cause.append(cause)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:

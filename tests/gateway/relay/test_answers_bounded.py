@@ -14,7 +14,7 @@ from scripted_engine import Scripted
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.relay import open_session
-from lengthwise.gateway.relay.relay import resumable_tokens
+from lengthwise.gateway.relay.relay import resume_point
 from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.serve import Gateway
@@ -31,9 +31,9 @@ class Noting(Fleet):
         super().__init__(*arguments, **named)
         self.blamed = []
 
-    def failed(self, name, cause):
+    def record_broken_response(self, name, cause):
         self.blamed.append(cause)
-        super().failed(name, cause)
+        super().record_broken_response(name, cause)
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def kept_by(url):
     state = TrackedStream(ResponseOptions("completions", stream=True, usage=False, usage_each=False, ids=True))
     state.feed(event("ab", [5, 6]))
     try:
-        return await resumable_tokens(state, FixedWorker("w", url, IDS, session), "m")
+        return await resume_point(state, FixedWorker("w", url, IDS, session), "m")
     finally:
         await session.close()
 

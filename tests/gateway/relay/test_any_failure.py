@@ -13,7 +13,7 @@ from scripted_engine import Fault, Scripted, Words, answer, decode, encode
 from test_relay_cut import EAGER
 
 from lengthwise.gateway.config import Order, ResilienceConfig
-from lengthwise.gateway.scheduler_driver import GONE, PREEMPTED
+from lengthwise.gateway.scheduler_driver import PREEMPTED, WORKER_GONE
 
 REQUESTS, LENGTHS = 25, (3, 20, 60)
 KINDS = ("die", "stall", "error", "garbage", "no_done", "busy", "503", "500")
@@ -44,7 +44,7 @@ async def meddle(w: World, dice: random.Random) -> None:
         await asyncio.sleep(0.01)
         present = [ticket for ticket in w.driver._tickets.values() if ticket.worker and ticket.request.resumable]
         if present:
-            dice.choice(present).interrupt(dice.choice((PREEMPTED, GONE)))
+            dice.choice(present).interrupt(dice.choice((PREEMPTED, WORKER_GONE)))
 
 
 def check_stream(reply: Reply, ids: list[int], text: str, *, asked_ids: bool) -> None:

@@ -11,7 +11,7 @@ BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
 
 
 def reported(message: list[tuple[str, object]], fleet: FixedFleet) -> None:
-    fleet.erred = lambda name, caller: message.append((name, caller))
+    fleet.record_error_response = lambda name, caller: message.append((name, caller))
 
 
 def no() -> UpstreamError:

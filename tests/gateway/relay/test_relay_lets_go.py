@@ -62,7 +62,7 @@ def test_poison_after_the_body_was_let_go_counts_once_for_its_caller():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("error", 9)] * 3)], capabilities=BARE) as w:
             blamed = []
-            w.fleet.erred = lambda name, caller: blamed.append((name, caller))
+            w.fleet.record_error_response = lambda name, caller: blamed.append((name, caller))
             for _ in range(3):
                 await w.submit(BODY)
             assert {name for name, _ in blamed} == {"w0"}

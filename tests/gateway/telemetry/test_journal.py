@@ -17,13 +17,13 @@ import pytest
 from traced_requests import request, serve
 
 from lengthwise.gateway.request import Outcome
-from lengthwise.gateway.telemetry import Journal, RequestTraces, Row, read
+from lengthwise.gateway.telemetry import Journal, RequestTimelines, Row, read
 from lengthwise.schema.errors import InputError, OutputError
 
 
 def rows(n: int) -> list[Row]:
     reported: list[Row] = []
-    traces = RequestTraces()
+    traces = RequestTimelines()
     traces.subscribe(reported.append)
     for number in range(n):
         serve(traces, request(number, float(number)), number + 0.25, 4, 0.1)
@@ -61,7 +61,7 @@ def test_a_response_in_one_piece_has_no_first_token(tmp_path) -> None:
     q, path = request(1), tmp_path / "j.jsonl"
     q.dispatch.single_chunk, q.generated_tokens = True, 9
     reported: list[Row] = []
-    traces = RequestTraces()
+    traces = RequestTimelines()
     traces.subscribe(reported.append)
     traces.on_arrival(q)
     traces.dispatched(q, "w0", 1.0)

@@ -154,9 +154,9 @@ def test_a_preemption_and_a_failover_are_counted_separately() -> None:
     t.on_arrival(q)
     t.dispatched(q, "a", 0.0)
     q.generated_tokens = 30
-    t.returned(q, "preemption", 1.0)
+    t.requeued(q, "preemption", 1.0)
     t.dispatched(q, "a", 2.0)
-    t.returned(q, "failed_over", 2.5)
+    t.requeued(q, "failed_over", 2.5)
     t.dispatched(q, "b", 2.5)
     q.dispatch.preemptions = 1
     rows = []

@@ -23,18 +23,18 @@ from lengthwise.schema.errors import InputError, InternalError
 
 Plans = tuple[ModelPlan, ...]
 
-OWNER = "owner:"  # prefix of the facts that name the running coordinators
-ENGINES = "engines:"  # prefix of the facts that list the engines of a coordinator
+OWNER = "owner:"  # prefix of the ledger's keys that name the running coordinators
+ENGINES = "engines:"  # prefix of the ledger's keys that list the engines of a coordinator
 SLACK = (0.9, 1.1)  # a run is as planned within these factors of the plan's range
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Tasks by their place in the ledger, which leases low places first.
+    """Tasks in the order of the ledger, which leases low places first.
 
-    Their ``call`` is an index of ``pairs`` of call and model, so that the ledger counts by both. ``task_of`` [n] is the
-    application's task at a place, and ``place_of`` [n] the place of a task.
+    In ``tasks``, ``call`` is an index of ``pairs`` (call, model), so that the ledger counts both. ``task_of`` [n] is
+    the application's task at a place, and ``place_of`` [n] the place of a task.
     """
 
     tasks: Tasks

@@ -1,6 +1,6 @@
 from .aiconfigurator import import_aiconfigurator as import_aiconfigurator
-from .check import Moved as Moved
 from .check import ProfileCheck as ProfileCheck
+from .check import TimeRatio as TimeRatio
 from .check import check_profiles as check_profiles
 from .describe import Gap as Gap
 from .describe import OperatorView as OperatorView

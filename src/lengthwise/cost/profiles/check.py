@@ -28,8 +28,8 @@ _MAX_SAMPLE = 400
 
 
 @dataclass(frozen=True)
-class Moved:
-    """New time over old time of one operator, shard and region."""
+class TimeRatio:
+    """New time over old time of one operator, TP degree and region, whether it changed or not."""
 
     operator: str
     tp: int  # 0: a model-independent kernel
@@ -48,7 +48,7 @@ class Moved:
 class ProfileCheck:
     """Rows that were compared, and points and operators without a counterpart."""
 
-    rows: tuple[Moved, ...]
+    rows: tuple[TimeRatio, ...]
     tolerance: float
     unmatched: int
     only_new: tuple[str, ...]
@@ -56,7 +56,7 @@ class ProfileCheck:
     notes: tuple[str, ...]
 
     @property
-    def changed(self) -> tuple[Moved, ...]:
+    def changed(self) -> tuple[TimeRatio, ...]:
         """Return the rows that changed significantly by more than the tolerance."""
         return tuple(row for row in self.rows if row.changed)
 
@@ -64,14 +64,15 @@ class ProfileCheck:
 def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed: int = 0) -> ProfileCheck:
     """Find operators whose times changed by more than a tolerance (a share), beyond what the spreads explain.
 
-    Points are matched by operator, shard, dtype and shape; a new point between two old ones that are at most a factor
-    of two apart is compared with their interpolation. Raises InputError for a tolerance of 0 or less, ProfileError for
-    profiles of different models, kinds, dtypes, TP degrees or attention backends, or without a common point.
+    Points are matched by operator, TP degree, dtype and shape; a new point between two old ones that are at most a
+    factor of two apart is compared with their interpolation. Raises InputError for a tolerance of 0 or less,
+    ProfileError for profiles of different models, kinds, dtypes, TP degrees or attention backends, or without a common
+    point.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")
     _require_same(new, old)
-    rng, rows, unmatched = np.random.default_rng(seed), list[Moved](), 0
+    rng, rows, unmatched = np.random.default_rng(seed), list[TimeRatio](), 0
     shared = [name for name in new.operators if name in old.operators]
     for operator in shared:
         groups, missing = _match(new, old, operator)
@@ -192,7 +193,7 @@ def _pairs(found: pl.DataFrame, operator: str) -> _Pairs:
 
 def _compare_regions(
     operator: str, tp: int, dtype: str, pairs: _Pairs, tolerance: float, rng: np.random.Generator
-) -> list[Moved]:
+) -> list[TimeRatio]:
     sizes = np.maximum(pairs.size, 1)
     middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
     regions = {"small": sizes <= middle, "large": sizes > middle}
@@ -211,7 +212,7 @@ def _compare_regions(
         low, high = (float(end) for end in np.quantile(medians, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
         is_sufficient = len(ratio) >= MIN_COUNT or bool(np.isfinite(noise).all())
         found.append(
-            Moved(
+            TimeRatio(
                 operator, tp, dtype, region, (int(size.min()), int(size.max())), unit, len(ratio),
                 math.exp(float(np.median(ratio))), math.exp(low), math.exp(high),
                 is_sufficient and (low > limit or high < -limit),

@@ -115,10 +115,10 @@ class WorkerPool:
         """Return whether a worker serves or served the model, or has not reported its models yet."""
         return model in self._known_models or self._models_incomplete
 
-    def refused(self, now_s: float, name: str, retry_after_s: float) -> None:
+    def back_off(self, now_s: float, name: str, retry_after_s: float) -> None:
         """Back off from a worker that reported a full queue."""
         if (worker := self._workers.get(name)) is not None:
-            worker.limits.refused(now_s, worker.slots_in_use, retry_after_s)
+            worker.limits.back_off(now_s, worker.slots_in_use, retry_after_s)
             if (until_s := worker.backoff_until_s(now_s)) < math.inf:
                 self._backoff_until_s = max(self._backoff_until_s, until_s)
 
@@ -136,14 +136,14 @@ class WorkerPool:
     def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
         """Return the predicted wait of a request that arrives now, behind waiting ``tokens``; ``model`` "" is any."""
         serving = [worker for worker in self.up if not model or model in worker.state.models]
-        usual = mean_tokens_per_s(self.up)
-        if not serving or not usual:
+        mean_rate = mean_tokens_per_s(self.up)
+        if not serving or not mean_rate:
             return 0.0
         if (model or not tokens) and any(
             worker.free_slots(now_s) > 0 and not any(one in tokens for one in worker.state.models) for worker in serving
         ):
             return 0.0
-        rate = sum(worker.throughput.tokens_per_s or usual for worker in serving)
+        rate = sum(worker.throughput.tokens_per_s or mean_rate for worker in serving)
         running = sum(len(worker.active) for worker in serving)
         first_slot_s = sum(worker.tokens for worker in serving) / max(1, running) / rate
         if not model:
@@ -152,7 +152,7 @@ class WorkerPool:
             one: [at for at, worker in enumerate(self.up) if one in worker.state.models] for one in (*tokens, model)
         }
         served = {one: tokens[one] for one in tokens if indices[one]}
-        rates = [worker.throughput.tokens_per_s or usual for worker in self.up]
+        rates = [worker.throughput.tokens_per_s or mean_rate for worker in self.up]
         times_s = drain_times_s(served, indices, rates)
         return min(times_s[at] for at in indices[model]) + first_slot_s
 
@@ -215,7 +215,7 @@ class DispatchPass:
         return not any(model in worker.state.models for worker in self.open)
 
     @cached_property
-    def _usual_tokens_per_s(self) -> float:
+    def _mean_tokens_per_s(self) -> float:
         return mean_tokens_per_s(self._up) or 1.0
 
     def usable(self, entry: Entry) -> list[Worker]:
@@ -226,7 +226,11 @@ class DispatchPass:
         return without_avoided(entry, self._serving[model])
 
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
-        """Return the least loaded worker, caches counted; of name ``only``; with ``together`` free slots, or idle."""
+        """Return the worker that is expected to finish the request first, given the prompts in its prefix cache.
+
+        Only workers named ``only`` (if set) count, which have ``together`` free slots or are idle. If there is none, no
+        later request of this pass gets a worker that this one could use, and the answer is None.
+        """
         usable = self.usable(entry)
         candidates = [worker for worker in usable if self._admits(worker, entry, only, together)]
         if not candidates:
@@ -234,7 +238,7 @@ class DispatchPass:
             return None
         if len(candidates) == 1:
             return candidates[0]
-        rates = {one.name: one.throughput.tokens_per_s or self._usual_tokens_per_s for one in candidates}
+        rates = {one.name: one.throughput.tokens_per_s or self._mean_tokens_per_s for one in candidates}
         done_s = {one.name: (one.work + entry.work) / rates[one.name] for one in candidates}
         best = min(candidates, key=lambda one: (done_s[one.name], len(one.active), one.name))
         last, q = self._sessions.worker_of(entry), entry.request

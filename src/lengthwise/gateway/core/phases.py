@@ -5,8 +5,8 @@ full or the first of them has streamed a token. It is finished once each new req
 prefill, and every request N_D tokens since the prefill began: an iteration is one more token of every request. Until
 then only requests that have waited ``max_wait_s`` are dispatched.
 
-An engine takes up a dispatched request some iterations late, and these count. At its first token a new request is level
-with the others; at an empty worker, which has no others, it gets as many iterations as the last new requests needed. A
+The iterations between dispatch and first token count as well: at its first token a new request has as many iterations
+as the others. At an empty worker, which has no others, it has as many as the previous new requests needed. A
 token that arrives more than half an iteration after the last iteration began belongs to the next.
 
 No request holds a phase open for ever: once the fastest stream is past N_D by ``slack`` iterations the phase is
@@ -72,7 +72,7 @@ class PhaseTracker:
         """Forget all requests and the running phase without a report."""
         self._current: Phase | None = None
         self._decodes = self._num_finished = 0  # requests before the prefill; those finished until it is stable
-        self._in_prefill = self._finished = self._is_stable = False
+        self._in_prefill = self._finished = self._decode_batch_known = False
         self._new: set[int] = set()  # requests of this prefill without a token
         self._silent: set[int] = set()  # requests without a token in the last phase, which are not waited for
         self._previous: set[int] = set()  # requests of the last phase that still run
@@ -124,8 +124,8 @@ class PhaseTracker:
             if streams:
                 self._update_step_s((now_s - self._step_started_s) / (steps - self._max_steps))
                 # All tokens of the former iterations are in, and so are the finishes that they caused.
-                if self._current is not None and not (self._is_stable or self._new):
-                    self._is_stable, self._current.decode_batch = True, self._num_present
+                if self._current is not None and not (self._decode_batch_known or self._new):
+                    self._decode_batch_known, self._current.decode_batch = True, self._num_present
                     self._mean_finished += _SMOOTHING * (self._num_finished - self._mean_finished)
             self._max_steps, self._step_started_s = steps, now_s
         if is_new and not self._new and self._previous:
@@ -138,7 +138,7 @@ class PhaseTracker:
         """Forget a request that left the worker; without requests the phase is finished."""
         if request_id in self._new:
             self._in_prefill = False
-        if not self._is_stable:
+        if not self._decode_batch_known:
             self._num_finished += request_id in self._previous
         for ids in (self._new, self._silent, self._previous):
             ids.discard(request_id)
@@ -197,7 +197,7 @@ class PhaseTracker:
             self._report_phase(STEPS if self._is_complete else STALLED, now_s)
         current = self._current = Phase(self._worker(), "", now_s)
         self._decodes, self._decode_steps = self._expected_decodes, self.phases.decode_steps
-        self._num_finished, self._is_stable = 0, False
+        self._num_finished, self._decode_batch_known = 0, False
         last_token_s, self._last_token_s = self._last_token_s, {}
         self._silent |= self._new | (self._steps.keys() - last_token_s.keys())
         self._previous = set(last_token_s)

@@ -84,18 +84,18 @@ class PreemptionPass:
         self._key = preemption.ranker.key
         self._up = [worker for worker in workers if worker.state.up]
         self._open = {worker.name: worker for worker in self._up}
-        self._coming = {worker.name: worker.num_preempting for worker in self._up if worker.num_preempting}
+        self._slots_being_freed = {worker.name: worker.num_preempting for worker in self._up if worker.num_preempting}
         self._placed: dict[int, tuple[Entry, Worker]] = {}
 
     def run(self, budget: int) -> list[Entry]:
         """Preempt and return at most ``budget`` requests."""
         preempted: list[Entry] = []
-        for waiting in islice(self._queue.in_order(self.is_closed), LOOKAHEAD + sum(self._coming.values())):
+        for waiting in islice(self._queue.in_order(self.is_closed), LOOKAHEAD + sum(self._slots_being_freed.values())):
             serving = [worker for worker in self._up if waiting.request.model in worker.state.models]
             usable = [one for one in without_avoided(waiting, serving) if one.name in self._open]
-            slot = next((one for one in usable if self._coming.get(one.name)), None)
+            slot = next((one for one in usable if self._slots_being_freed.get(one.name)), None)
             if slot is not None:  # a slot that a preemption under way frees
-                self._coming[slot.name] -= 1
+                self._slots_being_freed[slot.name] -= 1
                 self._placed[waiting.request.id] = waiting, slot
                 continue
             if len(preempted) >= budget:

@@ -4,11 +4,10 @@ Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; 
 key; then arrival; then id. With fairness an overdue request is in the best class that waits, and within a class the
 tenant with the least service comes first, its overdue requests before its others.
 
-The bound: once a request is overdue, ``DispatchPass`` gives no worker that it could use to one behind it in this order,
-so only overdue requests that arrived before precede it, none of which is preempted. Hence it waits at most
-``max_wait_s`` plus the time in which the workers of its model finish these and all requests in flight,
-whatever is predicted. With fairness these are the overdue requests of its tenant, and those of each other tenant until
-that one has as much service: what other tenants have queued does not count.
+The bound: only overdue requests that arrived earlier precede an overdue request, and none of them is preempted, because
+``DispatchPass`` gives no worker that it could use to a request behind it. So it waits at most ``max_wait_s`` plus the
+time in which the workers of its model finish these requests and all in flight, whatever is predicted. With fairness,
+overdue requests of its own tenant precede it, and requests of other tenants until these have had as much service.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Lane = tuple[str, int, int]  # model, priority class or _OVERDUE and, with fairn
 Head = tuple[int, float, float, float, int, int, Lane]
 
 _OVERDUE = -sys.maxsize
-EPOCH_S = 0.1
+RERANK_INTERVAL_S = 0.1
 """Keys that change with time are recomputed when they are older than this and a request may be dispatched."""
 
 
@@ -167,7 +166,7 @@ class Queue(Backlog):
 
     def refresh(self, now_s: float) -> None:
         """Recompute keys that change with time, at most once an epoch."""
-        if self._ranker.rank.every_step and now_s - self._keys_s >= EPOCH_S:
+        if self._ranker.rank.every_step and now_s - self._keys_s >= RERANK_INTERVAL_S:
             self.rerank(now_s)
 
     def rerank(self, now_s: float) -> None:

@@ -57,7 +57,7 @@ class Scheduler:
         self._binned = order.mode == "bins"
         self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)
         self._deadlines = Deadlines()  # of clients
-        self._search_s = math.inf  # time of the next search for requests without an engine
+        self._next_unserved_check_s = math.inf  # time of the next search for requests without an engine
         self.entries: dict[int, Entry] = {}
         self._changed = False
         self._wake_s = math.inf
@@ -73,7 +73,7 @@ class Scheduler:
         self.bins.configure(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self.dispatcher.affinity = dispatch.affinity
         self.worker_pool.configure(dispatch)
-        self._search_s = -math.inf
+        self._next_unserved_check_s = -math.inf
         self._changed = True
 
     def offer(self, now_s: float, request: Request) -> Rejection | None:
@@ -83,11 +83,11 @@ class Scheduler:
         entry = self.entries[request.id] = Entry(request)
         entry.set_prediction(request.length_prediction)
         self._ranker.add(entry)
-        self._watch(request)
+        self._set_deadline(request)
         if self._binned:
-            self._leave_bin(now_s, self.bins.add(now_s, entry, self.worker_pool.batch_size(request.model)))
+            self._enqueue_batch(now_s, self.bins.add(now_s, entry, self.worker_pool.batch_size(request.model)))
         else:
-            self._wait(now_s, entry)
+            self._enqueue(now_s, entry)
         self._changed = True
         return None
 
@@ -131,7 +131,7 @@ class Scheduler:
         if entry is not None and worker is not None and worker.mark_nonpreemptible(entry):
             self._changed |= self.preemption.dropped()
 
-    def returned(self, now_s: float, id: int, generated_tokens: int, *, avoid: str = "") -> None:  # noqa: A002
+    def requeue(self, now_s: float, id: int, generated_tokens: int, *, avoid: str = "") -> None:  # noqa: A002
         """Queue a request again with its retained tokens, after a preemption, a failure or the loss of its worker."""
         entry = self.entries.get(id)
         if entry is None or entry.state in _QUEUED:
@@ -148,19 +148,19 @@ class Scheduler:
         self.service.charge(entry, 0, float(generated_tokens))
         if avoid:
             q.dispatch.avoid |= {avoid}
-        self._watch(q)
-        self._wait(now_s, entry)
+        self._set_deadline(q)
+        self._enqueue(now_s, entry)
         self._changed = True
 
     def queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> None:  # noqa: A002
         """Queue a request again whose worker reported a full queue: no failure, but the worker is given fewer."""
         entry = self.entries.get(id)
         if entry is not None:
-            self.returned(now_s, id, entry.request.generated_tokens)
-        self.worker_pool.refused(now_s, worker, retry_after_s)
+            self.requeue(now_s, id, entry.request.generated_tokens)
+        self.worker_pool.back_off(now_s, worker, retry_after_s)
 
-    def left(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
-        """Forget a request that is finished, whatever its state."""
+    def remove(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
+        """Remove a request that is finished, whatever its state."""
         entry = self.entries.pop(id, None)
         if entry is None:
             return
@@ -177,11 +177,11 @@ class Scheduler:
         self._ranker.remove(entry)
         self._changed = True
 
-    def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
+    def update_workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
         """Replace the set of workers; return the requests that lost their worker (to be returned, or left)."""
         lost, renamed = self.worker_pool.update(now_s, states)
         self.dispatcher.rename_workers(renamed, self.entries.values())
-        self._search_s = -math.inf  # models may have lost their last worker, or got one
+        self._next_unserved_check_s = -math.inf  # models may have lost their last worker, or got one
         self.preemption.request_pass()
         self._changed = True
         return tuple(entry.request.id for entry in lost)
@@ -192,16 +192,16 @@ class Scheduler:
             return _NO_DECISIONS
         expired = self._pop_expired(now_s)
         for request_id, _ in expired:
-            self.left(now_s, request_id)
+            self.remove(now_s, request_id)
         self._changed = False
         if self._binned:
-            self._leave_bin(now_s, self.bins.pop_due(now_s))
+            self._enqueue_batch(now_s, self.bins.pop_due(now_s))
         self.queue.promote(now_s)
         assign = self.dispatcher.dispatch(now_s)
         preempted = self.preemption.run(now_s, self.queue, list(self.worker_pool))
         deadline_s = self.queue.deadlines.next_s() if self.worker_pool.up else math.inf
         backoff_s = self.worker_pool.backoff_until_s(now_s) if self.queue else math.inf
-        expiry_s = min(self._deadlines.next_s(), self._search_s)
+        expiry_s = min(self._deadlines.next_s(), self._next_unserved_check_s)
         self._wake_s = min(deadline_s, backoff_s, self.bins.deadlines.next_s(), expiry_s, self.preemption.next_s(now_s))
         phases = tuple(self.worker_pool.finished_phases)
         self.worker_pool.finished_phases.clear()
@@ -216,8 +216,8 @@ class Scheduler:
         pool, queue, bins = self.worker_pool, self.queue, self.bins
         queued, queued_tokens = [entry.request for entry in (*queue, *bins)], waiting_tokens(queue, bins)
         tokens = sum(queued_tokens.values()) + sum(worker.tokens for worker in pool)
-        usual = mean_tokens_per_s(pool.up)
-        rate = sum(worker.throughput.tokens_per_s or usual for worker in pool.up)
+        mean_rate = mean_tokens_per_s(pool.up)
+        rate = sum(worker.throughput.tokens_per_s or mean_rate for worker in pool.up)
         return Statistics(
             waiting=self._num_queued,
             waiting_bytes=queue.bytes + bins.bytes,
@@ -228,7 +228,7 @@ class Scheduler:
             predicted_wait_s=pool.wait_s(now_s, "", queued_tokens),
             ordering=self._num_queued > 0,
             preemptions=self.preemption.count,
-            workers=tuple(worker.statistics(worker.throughput.tokens_per_s or usual or 1.0) for worker in pool),
+            workers=tuple(worker.statistics(worker.throughput.tokens_per_s or mean_rate or 1.0) for worker in pool),
         )
 
     def position(self, id: int) -> int | None:  # noqa: A002
@@ -245,19 +245,19 @@ class Scheduler:
         length = _MAX_LENGTH - 1 if math.isnan(tokens) else int(min(max(tokens, 0.0), _MAX_LENGTH - 1.0))
         return max(-_MAX_CLASS, min(_MAX_CLASS, request.client.priority)) * _MAX_LENGTH + length
 
-    def _watch(self, request: Request) -> None:
-        """Let a request expire in the queue; a streamed one that has begun has no deadline any more."""
+    def _set_deadline(self, request: Request) -> None:
+        """Set when a queued request expires: at its deadline; never if the client has a part of its stream."""
         streaming = request.generated_tokens and not request.buffered
         self._deadlines.set(request.id, math.inf if streaming else request.client.deadline_s)
         if request.model not in self.worker_pool.served_models:
-            self._search_s = -math.inf
+            self._next_unserved_check_s = -math.inf
 
     def _pop_expired(self, now_s: float) -> list[tuple[int, Rejection]]:
         """Return the requests that expire now, with the reason; requests at a worker do not."""
         late = [self.entries[one] for one in self._deadlines.pop_due(now_s)]
         expired = {entry.request.id: _DEADLINE for entry in late if entry.state in _QUEUED}
-        if now_s >= self._search_s:
-            self._search_s = math.inf
+        if now_s >= self._next_unserved_check_s:
+            self._next_unserved_check_s = math.inf
             pool, limit_s = self.worker_pool, self.admission.no_engine_s
             queued = (*(() if self.queue.waiting.keys() <= pool.served_models else self.queue), *self.bins)
             for entry in (one for one in queued if one.request.model not in pool.served_models):
@@ -268,7 +268,9 @@ class Scheduler:
                     rejection = Rejection(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
                     expired.setdefault(entry.request.id, rejection)
                 else:
-                    self._search_s = min(self._search_s, max(expires_s, now_s + _EXPIRY_INTERVAL_S))
+                    self._next_unserved_check_s = min(
+                        self._next_unserved_check_s, max(expires_s, now_s + _EXPIRY_INTERVAL_S)
+                    )
         return list(expired.items())
 
     @property
@@ -295,12 +297,12 @@ class Scheduler:
             message = f"The predicted wait is {wait_s:.1f} s; at most {limit_s:g} s are admitted."
         return Rejection(429, reason, message, float(max(1, math.ceil(min(wait_s, 3600.0))))) if reason else None
 
-    def _wait(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
+    def _enqueue(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
         self.queue.add(now_s, entry, since_s=since_s)
         if self.queue.is_first(entry):
             self.preemption.request_pass()
 
-    def _leave_bin(self, now_s: float, batch: list[Entry]) -> None:
+    def _enqueue_batch(self, now_s: float, batch: list[Entry]) -> None:
         self.dispatcher.add_batch(batch)
         for entry in batch:
-            self._wait(now_s, entry, entry.request.dispatch.queued_s)
+            self._enqueue(now_s, entry, entry.request.dispatch.queued_s)

@@ -31,7 +31,7 @@ class ConcurrencyLimit:
     def __init__(self, dispatch: Dispatch) -> None:
         self.dispatch = dispatch
         self._limit, self._doubling, self._max_used = float(dispatch.start), True, 0
-        self._signals, self._polled_s = Signals(), -math.inf
+        self._signals, self._adapted_at_s = Signals(), -math.inf
         self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
 
     def configure(self, dispatch: Dispatch) -> None:
@@ -49,11 +49,11 @@ class ConcurrencyLimit:
         """Note the number of requests in flight."""
         self._max_used = max(self._max_used, in_flight)
 
-    def poll(self, now_s: float, signals: Signals, in_flight: int) -> None:
+    def adapt(self, now_s: float, signals: Signals, in_flight: int) -> None:
         """Adapt to fresh signals, at most once in ``adapt_every_s``."""
-        if signals.at_s <= self._signals.at_s or now_s - self._polled_s < self.dispatch.adapt_every_s:
+        if signals.at_s <= self._signals.at_s or now_s - self._adapted_at_s < self.dispatch.adapt_every_s:
             return
-        before, self._signals, self._polled_s = self._signals, signals, now_s
+        before, self._signals, self._adapted_at_s = self._signals, signals, now_s
         self._backoff_s = _MIN_BACKOFF_S
         waiting = signals.waiting or 0.0
         preempted = before.preemptions is not None and (signals.preemptions or 0.0) > before.preemptions
@@ -66,7 +66,7 @@ class ConcurrencyLimit:
             self._limit = min(float(self.dispatch.max_concurrency), self._limit + step)
         self._max_used = in_flight
 
-    def refused(self, now_s: float, in_flight: int, retry_after_s: float = 0.0) -> None:
+    def back_off(self, now_s: float, in_flight: int, retry_after_s: float = 0.0) -> None:
         """Shrink and back off after a full queue, at least for the worker's own ``retry_after_s`` (up to 2 s)."""
         self._shrink(float(in_flight))
         backoff_s = _MIN_BACKOFF_S if now_s - self.backoff_until_s > 2 * _MAX_BACKOFF_S else self._backoff_s
@@ -414,7 +414,7 @@ class Worker:
         if state.signals.waiting:
             self._queued_s = now_s
         if not state.renamed_from:
-            self.limits.poll(now_s, state.signals, self.slots_in_use)
+            self.limits.adapt(now_s, state.signals, self.slots_in_use)
         return lost
 
     def clear(self) -> list[Entry]:

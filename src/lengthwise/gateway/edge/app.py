@@ -30,7 +30,7 @@ _MODELS = b"/v1/models/"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The destination of a request: ``api`` is CHAT, COMPLETIONS or "", ``model`` that of the route "model"."""
+    """The destination of a request: ``api`` is CHAT, COMPLETIONS or ""; ``model`` is the one in /v1/models/NAME."""
 
     name: str
     methods: tuple[str, ...] = ("GET", "HEAD")
@@ -165,7 +165,7 @@ class App:
             else:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
-            exchange.handed_on = False  # nothing has reported it
+            exchange.scheduler_reports = False  # nothing has reported it
             await self._reject(
                 exchange, error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
             )
@@ -184,7 +184,7 @@ class App:
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
     async def _reject(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
-        if not exchange.handed_on:
+        if not exchange.scheduler_reports:
             self.refused(fault)
         await exchange.send_fault(fault)
 
@@ -214,7 +214,7 @@ class App:
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)
                 request.charge = charge if caller.quotas else None
-                exchange.handed_on = True
+                exchange.scheduler_reports = True
                 answer = await self._exchange(request)
                 reservation.release(request.memory_bytes)
                 try:

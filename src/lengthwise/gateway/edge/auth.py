@@ -19,7 +19,7 @@ _MAX_ADDRESSES = 10_000
 
 
 class AuthThrottle:
-    """Counts wrong keys per address and minute; beyond MAX_FAILURES only keys that worked there before do so."""
+    """Count wrong keys per address and minute; above MAX_FAILURES accept only keys that were right there before."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class AuthThrottle:
 
 
 def network(address: str) -> str:
-    """Return the address, for IPv6 its /64: one customer has all of it."""
+    """Return an IPv4 address as it is, and the /64 network of an IPv6 address: one customer usually owns all of it."""
     if ":" not in address:
         return address
     try:

@@ -57,7 +57,7 @@ class _EngineFields(msgspec.Struct, kw_only=True, gc=False):
 
 
 ENGINE_FIELDS: tuple[str, ...] = _EngineFields.__struct_fields__
-"""Fields that engines take from their operators, never from a client."""
+"""Fields internal to engines, which a client must not set."""
 
 
 class _Body(_EngineFields, kw_only=True, gc=False):

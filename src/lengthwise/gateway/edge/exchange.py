@@ -88,7 +88,8 @@ class AsgiExchange:
         self._is_framed = scope.get("http_version") != "1.0"
         self._task = asyncio.current_task()
         self._monitor: asyncio.Future[Message] | None = None
-        self._finished = self.started = self.handed_on = self.gone = False
+        self._finished = self.started = self.gone = False
+        self.scheduler_reports = False  # whether the scheduler reports a rejection, not the app
         self._sent = 0
         self.headers: list[tuple[bytes, bytes]] = []  # headers added to every response
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for clients: a uvicorn server with limits that an app cannot enforce: heads, slow clients, connections."""
+"""HTTP/1.1 for clients: a uvicorn server with limits that no app can enforce: headers, slow clients, connections."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class UnframedTransport(CorkedTransport):
 
 
 class WriteTimeout:
-    """Abort a connection whose client takes none of the buffered data for ``timeout_s`` (at most twice that)."""
+    """Abort a connection whose client reads no buffered data for ``timeout_s``, checked every ``timeout_s``."""
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
         self._transport, self._timeout_s = transport, timeout_s

@@ -283,14 +283,14 @@ class Fleet:
         """Return whether any worker accepts requests."""
         return any(state.up for state in self._states)
 
-    def failed(self, name: str, cause: str) -> None:
+    def record_broken_response(self, name: str, cause: str) -> None:
         """Record a request without a response, or with a broken one."""
         if (worker := self._registry.get(name)) is not None:
             self._record_failure(worker, self._clock())
             if cause in ("no connection", "closed early"):
                 self._registry.check_soon(name)
 
-    def erred(self, name: str, caller: Hashable | None) -> None:
+    def record_error_response(self, name: str, caller: Hashable | None) -> None:
         """Record a request answered with an error, once per caller and period; None: a peer served the request."""
         worker, now_s = self._registry.get(name), self._clock()
         if worker is None:
@@ -302,7 +302,7 @@ class Fleet:
         if replaceable and (caller is None or worker.breaker.is_new(caller, now_s)):
             self._record_failure(worker, now_s)
 
-    def rejected(self, name: str, model: str, session: str) -> None:
+    def record_rejection(self, name: str, model: str, session: str) -> None:
         """Record a request answered with 4xx: the client's fault, unless a peer serves it."""
         if self._registry.get(name) is not None:
             self._outliers.rejected(name, model, session)
@@ -317,7 +317,7 @@ class Fleet:
         if self._registry.get(name) is not None:
             self._outliers.record_outcome(name, model, wrong=wrong)
 
-    def started(self, name: str) -> None:
+    def record_first_output(self, name: str) -> None:
         """Record the first output of a request."""
         worker, now_s = self._registry.get(name), self._clock()
         if worker is not None:

@@ -15,12 +15,12 @@ from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.observe.ordering_gain import MIN_REQUESTS, TOO_FEW, Gain, as_json
 from lengthwise.gateway.observe.trace import Trace, of_rows
-from lengthwise.gateway.telemetry import RequestTraces, Row, as_dict
+from lengthwise.gateway.telemetry import RequestTimelines, Row, as_dict
 
 MAX_ROWS = 5000
 
 
-class Record(RequestTraces):
+class Record(RequestTimelines):
     """The last MAX_ROWS rows; a listener, or subscribe ``append`` to existing traces (``telemetry.traces``)."""
 
     def __init__(self) -> None:

@@ -2,10 +2,10 @@
 
 The simulator serves the recorded requests on engines fitted to the observations (``replay``). Intervals come from a
 block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with their gaps, so that bursts stay bursts; all
-orders serve the same draws. The standard deviation of the draws' log ratios, on a variance-stabilizing scale, is laid
-around the recorded traffic's own value, with Student's factor for the number of blocks. A short record shows less of a
-heavy tail than exists: on an M/G/1 queue of 1,500 requests with such lengths, 97.5 % intervals cover the theoretical
-value in 90 % of runs, and all others underestimate the gain.
+orders serve the same draws. The interval surrounds the value of the recorded traffic; its width is the standard
+deviation of the draws' log ratios, variance-stabilized, times Student's t for the number of blocks. A short record
+shows less of a heavy tail than exists: on an M/G/1 queue of 1,500 requests with heavy-tailed lengths, 97.5 % intervals
+cover the theoretical gain in 90 % of runs, and in the others they lie below it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Gain:
     description: str
     requests: int  # requests used; those of engines without streamed responses are not
     span_s: float  # first arrival to last
-    waited_share: float = math.nan  # observed share of all JCT before a slot was free
+    waited_share: float = math.nan  # observed share of the total JCT that requests waited for a slot
     observed_jct_s: float = math.nan  # mean; ``fcfs_jct_s`` is the mean under simulated FCFS
     fcfs_jct_s: float = math.nan
     fcfs_p99_jct_s: float = math.nan

@@ -44,8 +44,8 @@ class Service:
     prompt_s: float
     front_s: float  # network and parsing, both ways
     max_num_seqs: int | None  # concurrency limit of an engine; None: never reached
-    engines: int  # engines at a time: successive names of one engine count once
-    waited_share: float  # share of all JCT before a slot was free
+    engines: int  # in use at the same time; a renamed engine counts once
+    waited_share: float  # share of the total JCT that requests waited for a slot
     error: float  # median relative error of the seconds from first token to finish
 
 

@@ -23,7 +23,7 @@ _MAX_S = 1e11  # beyond it a double does not resolve microseconds
 
 @dataclass(frozen=True)
 class Trace:
-    """[n] columns by arrival, of requests with an output token; times at the gateway, from any origin."""
+    """Columns [n] of requests with an output token, in order of arrival; times at the gateway, from any origin."""
 
     arrival_s: Floats
     prompt_tokens: Ints

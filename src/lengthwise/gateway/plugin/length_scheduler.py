@@ -23,7 +23,7 @@ _MANY, _SORT_EVERY = 8, 100
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Scheduling state of a request; ``admission`` counts admissions (-1: never), up to ``stable`` tokens it stays."""
+    """Scheduling state of a request: number of its last admission (-1: none), tokens until it may be preempted."""
 
     request: Any
     hint: Hint

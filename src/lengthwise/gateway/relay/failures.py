@@ -123,12 +123,12 @@ class FailureAttribution:
         if error.status or error.reason == IN_STREAM_ERROR:  # the engine reports it: the request may be at fault
             self._errors[id(worker)] = (worker, not error.status)
         else:
-            self._fleet.failed(worker.name, error.reason)
+            self._fleet.record_broken_response(worker.name, error.reason)
 
     def on_first_output(self) -> None:
         """Note the first output of the current worker: workers that answered with an HTTP error are at fault."""
         if name := self._current(self.worker):
-            self._fleet.started(name)
+            self._fleet.record_first_output(name)
         if self._errors:
             self._report_errors(in_stream=False)
 
@@ -166,13 +166,13 @@ class FailureAttribution:
                 self._fleet.record_outcome(name, self._model, wrong=False)
             self._suspect = None
         elif name := self._current(self.worker):
-            self._fleet.rejected(name, self._model, self._session)
+            self._fleet.record_rejection(name, self._model, self._session)
 
     def close(self) -> None:
         """End the request: the only worker with an error is reported, once per caller and time window."""
         workers = [worker for worker, _ in self._errors.values()]
         if len(workers) == 1 and (name := self._current(workers[0])):
-            self._fleet.erred(name, self.caller)
+            self._fleet.record_error_response(name, self.caller)
         self._errors.clear()
 
     def _report_errors(self, *, in_stream: bool) -> None:
@@ -180,7 +180,7 @@ class FailureAttribution:
             if inside == in_stream:
                 del self._errors[key]
                 if worker is not self.worker and (name := self._current(worker)):
-                    self._fleet.erred(name, None)
+                    self._fleet.record_error_response(name, None)
 
     def _current(self, worker: Worker | None) -> str:
         """Return the worker's name; "" if the fleet has another worker under it: a replaced one is not reported."""

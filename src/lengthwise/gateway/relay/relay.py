@@ -22,7 +22,13 @@ from lengthwise.gateway.relay.responses import AssembledResponse, BufferedRespon
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
 from lengthwise.gateway.request import ClientRequest, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import GONE, NotServedError, RequestFinishedError, SchedulerDriver, Ticket
+from lengthwise.gateway.scheduler_driver import (
+    WORKER_GONE,
+    NotServedError,
+    RequestFinishedError,
+    SchedulerDriver,
+    Ticket,
+)
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Fleet, Worker
@@ -32,8 +38,8 @@ _CONTEXT_IDS = 12
 _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
-async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) -> int:
-    """Return after how many tokens another attempt can continue: without last ones that end within a character."""
+async def resume_point(response: TrackedStream, worker: Worker, model: str) -> int:
+    """Return the number of tokens to resume from: without last ones that end within a UTF-8 character."""
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
@@ -298,10 +304,10 @@ class RequestSession:
         try:
             self._worker = worker = relay.fleet.worker(ticket.current_worker)
         except KeyError:
-            raise UpstreamError(GONE, engine_fault=False) from None
+            raise UpstreamError(WORKER_GONE, engine_fault=False) from None
         body: bytes | None
         if self._resuming and isinstance(self.response, TrackedStream):
-            num_tokens = await resumable_tokens(self.response, worker, client_request.model)
+            num_tokens = await resume_point(self.response, worker, client_request.model)
             path = "/v1/completions"
             body = engine_request.continuation_body(self.plan, self.response, worker, num_tokens)
             if body is None:
@@ -373,7 +379,7 @@ class RequestSession:
             raise RequestFinishedError
         elif response is not None and (rest := response.completion()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
-        elif cause == GONE:
+        elif cause == WORKER_GONE:
             await self._resume("failed_over", avoid=True)
         else:
             if self._attempt_output_started:
@@ -434,8 +440,8 @@ class RequestSession:
         response = self.response
         if self._attempt is None:
             return
-        restarts = response is None or (cause == GONE and not response.sent)
-        if restarts or ((tracked := _preemptible(response)) and (tracked.all_flushed or cause == GONE)):
+        restarts = response is None or (cause == WORKER_GONE and not response.sent)
+        if restarts or ((tracked := _preemptible(response)) and (tracked.all_flushed or cause == WORKER_GONE)):
             self._attempt.interrupt(cause)
 
     def _close_attempt(self) -> None:

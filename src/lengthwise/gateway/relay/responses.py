@@ -19,7 +19,7 @@ _EXCERPT = 300
 
 
 class Response:
-    """State of one response; ``complete``: the engine has sent its end; ``finished``: the client has received it."""
+    """State of a response; ``complete``: the engine has sent all; ``finished``: its end went on to the client."""
 
     resumable = False  # whether another engine can still continue it without a gap or a repeat
 
@@ -184,7 +184,7 @@ class TrackedStream(Response):
     ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones. Tokens can be ahead
     of text, as engines hold back half a character: each attempt starts after the last token whose text has been
     sent (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``: the tokens of the
-    last chunk with text if it had several, as the text of the last ones may still be missing; else 0.
+    last chunk with text, whose text may be incomplete; 0 if it had one token.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:

@@ -8,6 +8,6 @@ from .journal import from_dict as from_dict
 from .journal import read as read
 from .journal import read_all as read_all
 from .metrics import Metrics as Metrics
-from .telemetry import RequestTrace as RequestTrace
-from .telemetry import RequestTraces as RequestTraces
+from .telemetry import RequestTimeline as RequestTimeline
+from .telemetry import RequestTimelines as RequestTimelines
 from .telemetry import Telemetry as Telemetry

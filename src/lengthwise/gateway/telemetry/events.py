@@ -53,7 +53,7 @@ def json_lines(stream: TextIO | None = None, level: int = logging.INFO) -> loggi
 
 
 class EventLog(Listener):
-    """Log phases, and requests that are refused, return to the queue or finish."""
+    """Log phases (mode rra), and requests that are refused, return to the queue or finish."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock, self._logger = clock, logging.getLogger(LOGGER)
@@ -72,11 +72,11 @@ class EventLog(Listener):
         fields = {"reason": reason, "status": rejection.status, "tenant": tenant, "model": model[:128]}
         self._logger.info("refused", extra=fields)
 
-    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
+    def requeued(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         del now_s
         if self._logger.isEnabledFor(logging.INFO):
             fields = {"id": request.id, "cause": cause, "generated_tokens": request.generated_tokens}
-            self._logger.info("returned", extra=fields)
+            self._logger.info("requeued", extra=fields)
 
     def phase(self, phase: Phase) -> None:  # noqa: D102
         if self._logger.isEnabledFor(logging.INFO):
@@ -172,8 +172,8 @@ class Tracing(Listener):
     def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
         self._event(request, "first token", now_s, {})
 
-    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
-        self._event(request, "returned", now_s, {"cause": cause, "generated_tokens": request.generated_tokens})
+    def requeued(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
+        self._event(request, "requeued", now_s, {"cause": cause, "generated_tokens": request.generated_tokens})
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         if (span := self._spans.pop(request.id, None)) is None:

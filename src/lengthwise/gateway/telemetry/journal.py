@@ -35,7 +35,7 @@ class Row:
     max_tokens: int
     predicted_tokens: float  # predicted before the first token, by ``source``
     source: str
-    predicted_level: float  # share of the prediction below the true length: uniform if calibrated
+    predicted_level: float  # predicted CDF at the true length (PIT): uniform over requests if calibrated
     repredictions: tuple[Reprediction, ...]
     output_tokens: int
     queued_for_s: float  # total time in the gateway's queue; ``served_s`` is the total time at workers
@@ -46,7 +46,7 @@ class Row:
     worker: str
     preemptions: int
     resumed_tokens: int  # tokens retained over preemptions and failovers
-    failovers: int  # moves from a worker that failed after its first output, or was gone
+    failovers: int  # moves from a worker that was lost, or failed after the request's first token
     outcome: str
 
     @property

@@ -185,7 +185,7 @@ class Metrics(Listener):
     def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
         self._of(request.model).ttft_s.add(now_s - request.arrival_s)
 
-    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
+    def requeued(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         del now_s
         self.counts[cause] += 1
         self.counts["resumed_tokens"] += request.generated_tokens

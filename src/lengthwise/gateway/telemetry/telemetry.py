@@ -23,7 +23,7 @@ MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, w
 FAILED_OVER = "failed_over"
 
 
-class RequestTrace:
+class RequestTimeline:
     """Times and predictions of a live request."""
 
     __slots__ = (
@@ -80,8 +80,8 @@ _REQUEST_FIELDS = ("id", "model", "arrival_s", "prompt_tokens", "max_tokens")
 _TRACE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers")
 
 
-class RequestTraces(Listener):
-    """Trace all live requests, and pass a row of each finished one to subscribers.
+class RequestTimelines(Listener):
+    """Record times and predictions of all live requests, and pass a row of each finished one to subscribers.
 
     ``tenant`` returns the name of a tenant's number; ``inter_token_s`` the histogram of a model's times between tokens.
     """
@@ -90,7 +90,7 @@ class RequestTraces(Listener):
         self, tenant: Callable[[int], str] = str, inter_token_s: Callable[[str], Histogram] | None = None
     ) -> None:
         self._tenant, self._inter_token_s = tenant, inter_token_s
-        self._live: dict[int, RequestTrace] = {}
+        self._live: dict[int, RequestTimeline] = {}
         self._subscribers: list[Callable[[Row], None]] = []
 
     def subscribe(self, on_row: Callable[[Row], None]) -> None:
@@ -100,12 +100,12 @@ class RequestTraces(Listener):
     def __len__(self) -> int:
         return len(self._live)
 
-    def __iter__(self) -> Iterator[RequestTrace]:
+    def __iter__(self) -> Iterator[RequestTimeline]:
         return iter(self._live.values())
 
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         histogram = self._inter_token_s(request.model) if self._inter_token_s else None
-        self._live[request.id] = RequestTrace(request, histogram)
+        self._live[request.id] = RequestTimeline(request, histogram)
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
         if (trace := self._live.get(request.id)) is None:
@@ -132,7 +132,7 @@ class RequestTraces(Listener):
         if request.length_prediction is not trace.length_prediction:
             trace.update_prediction(request.length_prediction)
 
-    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
+    def requeued(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         trace = self._live.get(request.id)
         if trace is not None:
             trace.leave_worker(now_s)
@@ -181,7 +181,7 @@ class Telemetry(Listeners):
         mode = config.order.mode
         phases = config.dispatch.phases if mode == "rra" else None
         self.metrics = Metrics(statistics, mode=mode, phases=phases)
-        self.traces = RequestTraces(self._tenant, self.metrics.inter_token_s)
+        self.traces = RequestTimelines(self._tenant, self.metrics.inter_token_s)
         self.log = EventLog(clock)
         listen = config.listen
         self.journal = Journal(listen.journal, clock) if listen.journal else None
