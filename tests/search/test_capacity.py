@@ -74,7 +74,7 @@ CASES = {
     "M/G/1 mean": ("two sizes", Limit("ttft.mean", 3.0), lambda x: mean_ttft(x) - 3.0),
 }
 
-LONG = ("M/M/1 P99", "M/D/1 P99", "M/G/1 mean")
+LONG = ("M/M/1 P99", "M/G/1 mean")
 """Cases of millions of requests: half as many intervals."""
 
 
@@ -109,10 +109,9 @@ def test_capacity_matches_queueing_theory(case):
 @pytest.mark.slow  # a minute of queues; measured: 92 to 98 % of 40 intervals hold it
 @pytest.mark.parametrize("case", CASES)
 def test_intervals_contain_the_truth_as_often_as_stated(case):
-    loads = 20 if case in LONG else 40
-    covered, mean, square = agreement(case, loads)
+    covered, mean, square = agreement(case, 20 if case in LONG else 40)
     assert covered >= 0.9
-    assert abs(mean) < 0.006 * math.sqrt(40 / loads)  # three standard errors of the mean
+    assert abs(mean) < 0.006
     assert square < 0.022  # the interval is to be 0.025
 
 
