@@ -23,7 +23,7 @@ from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables, PartError
 from lengthwise.schema.errors import UnknownNameError
-from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
+from lengthwise.schema.records import SIMULATED, Records, RunResult, shape_facts
 from lengthwise.schema.specs import GpuSpec
 
 LOADS = {"static": None, "half": 0.5, "high": 0.85}
@@ -67,7 +67,7 @@ class Run:
     setting: str
     load: str
     repeat: int
-    measured: Measured
+    measured: RunResult
 
     @property
     def name(self) -> str:
@@ -107,7 +107,7 @@ class Lengths:
         return replace(made, arrival_s=made.arrival_s * (span_s / made.arrival_s[-1]))
 
 
-def capacity_tokens_s(measured: Measured) -> float:
+def capacity_tokens_s(measured: RunResult) -> float:
     """Return output tokens per second while requests wait: from the first that finishes to the last that starts.
 
     Requests must arrive at once, many times max_num_seqs of them; raises ValueError if none waited. A window of
@@ -131,7 +131,7 @@ class Turn:
     """
 
     setting: Setting
-    bench: Callable[[Workload], Measured]
+    bench: Callable[[Workload], RunResult]
     named: Callable[[Run], None]
     lengths: Lengths
     static_s: float
@@ -204,7 +204,7 @@ def simulated(deployment: Deployment, run: Run) -> Records:
 
 def write_simulated(folder: Path, deployment: Deployment, run: Run) -> Records:
     records = simulated(deployment, run)
-    of = Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
+    of = RunResult(records, run.measured.workload, SIMULATED, {"of": run.name})
     write_records(of, folder / f"{run.name}.simulated.parquet")
     return records
 
@@ -223,7 +223,7 @@ def calibrated(
 ) -> Calibration:
     """Calibrate to some runs and score on others, or without any on last requests; warnings do not stop it."""
 
-    def named(run: Run) -> Measured:
+    def named(run: Run) -> RunResult:
         return replace(run.measured, records=replace(run.measured.records, name=run.name))
 
     holdout = list(map(named, held_out)) or HOLDOUT

@@ -1,4 +1,4 @@
-"""transformers' continuous batching as a real engine: a process that receives runs, and its answers as Measured.
+"""transformers' continuous batching as a real engine: a process that receives runs, whose answers are a RunResult.
 
 Its scheduler "fifo" forms vLLM v1's steps. Its attention masks every query of a step against the cache of the complete
 batch, so that a prompt with many decodes pays for all of their tokens: a calibration finds that (``masked_s`` of the
@@ -24,7 +24,7 @@ import numpy as np
 from lengthwise import Status, Workload
 from lengthwise.measure.client_records import records_of
 from lengthwise.schema.errors import EngineError
-from lengthwise.schema.records import BENCH, Measured, StepRecords, TokenTimes
+from lengthwise.schema.records import BENCH, RunResult, StepRecords, TokenTimes
 
 SCRIPT = Path(__file__).parent / "engines" / "continuous_batching.py"
 KILL_S = 10.0
@@ -39,7 +39,7 @@ class Engine:
     lines: queue.Queue[str | None]
     metadata: Mapping[str, Any]
 
-    def run(self, workload: Workload, limit_s: float = math.inf) -> Measured:
+    def run(self, workload: Workload, limit_s: float = math.inf) -> RunResult:
         """Send requests at their times; raise EngineError if the engine ends, or is not done in time and is killed."""
         out = self.folder / "run.json"
         columns = {name: getattr(workload, name).tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")}
@@ -109,7 +109,7 @@ def started(
                         pipe.close()
 
 
-def measured(report: Mapping[str, Any], workload: Workload, metadata: Mapping[str, Any]) -> Measured:
+def measured(report: Mapping[str, Any], workload: Workload, metadata: Mapping[str, Any]) -> RunResult:
     """Return records of the engine's report; a request is due when it should have been sent."""
     rows, closed = report["requests"], workload.concurrency is not None
     sent_s = np.array(report["sent_s"])
@@ -144,4 +144,4 @@ def measured(report: Mapping[str, Any], workload: Workload, metadata: Mapping[st
     late_s = 0.0 if closed else float(np.max(sent_s - workload.arrival_s))
     errors, run_metadata = Counter(failed), {**metadata, "latest_send_s": late_s}
     records = replace(records, steps=own, totals=totals)
-    return Measured(records, workload, BENCH, run_metadata, errors=dict(errors), tokens=tokens)
+    return RunResult(records, workload, BENCH, run_metadata, errors=dict(errors), tokens=tokens)

@@ -39,7 +39,7 @@ from lengthwise.measure.operators import MeasurementSettings, measure_operators
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import EngineError
 from lengthwise.schema.profile import Profile
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 from lengthwise.schema.specs import GpuSpec
 
 WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
@@ -228,7 +228,7 @@ class Circle:
             compiling = threading.Thread(target=simulate, args=(first, base), daemon=True)
             compiling.start()
 
-            def bench(workload: Workload) -> Measured:
+            def bench(workload: Workload) -> RunResult:
                 measured = engine.run(workload, plan.left_s() + 20.0)  # of the time for the end
                 return replace(measured, metadata={**measured.metadata, "deployment": _circle.facts_of(base)})
 
@@ -253,7 +253,7 @@ class Circle:
         return sorted(found, key=lambda run: (run.repeat, list(_circle.LOADS).index(run.load)))
 
     def turn(
-        self, setting: Setting, bench: Callable[[Workload], Measured], noted: Callable[[str], None] = lambda _: None
+        self, setting: Setting, bench: Callable[[Workload], RunResult], noted: Callable[[str], None] = lambda _: None
     ) -> Turn:
         """Return a setting's turns, whose runs are written as they come."""
 

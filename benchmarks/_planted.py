@@ -24,7 +24,7 @@ from lengthwise.measure.calibration.parameters import apply
 from lengthwise.measure.calibration.result import Parameter
 from lengthwise.measure.operators import MeasurementSettings, measure_operators
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
 
@@ -55,7 +55,7 @@ def covered(deployment: Deployment, run: int) -> Calibration:
     first_s = r.arrival_s + (r.first_token_s - r.arrival_s) * np.exp(NOISE * rng.standard_normal(REQUESTS))
     rest_s = (r.finished_s - r.first_token_s) * np.exp(NOISE * rng.standard_normal(REQUESTS))
     clients = replace(r, scheduled_s=np.full(REQUESTS, np.nan), first_token_s=first_s, finished_s=first_s + rest_s)
-    measured = Measured(replace(records, requests=clients, steps=None), workload, "bench")
+    measured = RunResult(replace(records, requests=clients, steps=None), workload, "bench")
     return calibrate([measured], deployment, seed=run)
 
 
@@ -143,8 +143,8 @@ RATES_RPS, HELD_RPS, EACH, PERIOD_S = (2.0, 4.0, 6.0), 5.0, 100, 0.5
 class Case:
     """Input of a calibration: runs to fit to, a held-out one, and the engine's log of steps where there is one."""
 
-    runs: Sequence[Measured]
-    held_out: Measured
+    runs: Sequence[RunResult]
+    held_out: RunResult
     deployment: Deployment
     iterations: Iterations | None = None
 

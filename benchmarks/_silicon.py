@@ -244,7 +244,7 @@ class Host(HostOverhead):
 
         All clients send at once, so that a request waits for half of the others on average.
         """
-        return self.request_s + self.queue_s * (1 + point.concurrency / 2 / PROMPTS_PER_CLIENT)
+        return self.request_s + self.serial_s * (1 + point.concurrency / 2 / PROMPTS_PER_CLIENT)
 
 
 class RankOperators(Operators):
@@ -539,7 +539,7 @@ def fronts(points: Sequence[Point], theta: Floats) -> tuple[Floats, Floats]:
     """
     of = dict(zip(NAMES, np.exp(theta), strict=True))
     experts = np.array([not point.model.startswith("llama") for point in points], dtype=float)
-    behind = np.array([Host(queue_s=1.0).front_s(point) for point in points])
+    behind = np.array([Host(serial_s=1.0).front_s(point) for point in points])
     share = {"request": np.ones(len(points)), "experts_request": experts, "queue": behind * (1 - experts)}
     backends = np.array([point.backend for point in points])
     added = {
@@ -616,7 +616,7 @@ def unseen_factors(points: Sequence[Point]) -> Thetas:
 def unseen_host(thetas: Thetas, point: Point) -> HostOverhead:
     """Return the host that points of neither this model nor this GPU have shaped."""
     host = host_of(thetas[point.pair], point)
-    return HostOverhead(host.step_s, host.sequence_s, host.request_s, host.queue_s)
+    return HostOverhead(host.step_s, host.sequence_s, host.request_s, host.serial_s)
 
 
 def _engine(
@@ -633,7 +633,7 @@ def _engine(
         ops, host = RankOperators(point, curves_of(theta, point.backend)), host_of(theta, point)
         try:
             ops = tabled(shared, point, ops) if shared else ops
-            predicted.append(simulated(point, ops, host if front else replace(host, request_s=0.0, queue_s=0.0)))
+            predicted.append(simulated(point, ops, host if front else replace(host, request_s=0.0, serial_s=0.0)))
             found.append(point)
         except (InputError, ValueError):
             continue

@@ -18,7 +18,7 @@ from lengthwise.backend.openai_protocol import Server
 from lengthwise.backend.process import LocalEngine, free_port, local_engine
 from lengthwise.gateway.demo.engines import MAKE_MODEL
 from lengthwise.measure.load import LoadSettings, bench
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 
 FOLDER = Path(__file__).parent
 PYTHON = FOLDER.parent / ".engines" / "vllm" / "bin" / "python"
@@ -69,7 +69,7 @@ class Watched:
     deployment: Mapping[str, Any] | None = None
     message: bytes = b""
 
-    def bench(self, workload: Workload) -> Measured:
+    def bench(self, workload: Workload) -> RunResult:
         """Run ``bench``; remember the engine's log of the run."""
         at, cpu_s, load = self.log.stat().st_size, group_use(self.group)[0], os.getloadavg()[0]
         server = Server(self.url, self.model, body={"temperature": 0})

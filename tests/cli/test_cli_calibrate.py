@@ -11,7 +11,7 @@ import pytest
 
 from lengthwise import catalog, config, cost, engine, measure
 from lengthwise.measure.calibration.parameters import apply
-from lengthwise.schema.records import Measured, shape_facts
+from lengthwise.schema.records import RunResult, shape_facts
 from lengthwise.usecases import variants
 
 SCENARIO = """
@@ -37,11 +37,11 @@ def files(tmp_path):
     (variant,) = variants.build(config.load(path))
     slower = replace(variant.deployment, cost=apply(variant.deployment.cost, {"work": 1.3}))
     workload = variant.workload(0)
-    run = Measured(engine.simulate(workload, slower), workload, "bench")
+    run = RunResult(engine.simulate(workload, slower), workload, "bench")
     measure.write_records(run, tmp_path / "run.parquet")
     measure.write_records(replace(run, source="simulate"), tmp_path / "simulated.parquet")
     other = variant.workload(1)
-    as_given = Measured(engine.simulate(other, variant.deployment), other, "bench")
+    as_given = RunResult(engine.simulate(other, variant.deployment), other, "bench")
     measure.write_records(as_given, tmp_path / "as_given.parquet")
     return path, tmp_path / "run.parquet", tmp_path / "cost.npz"
 

@@ -10,7 +10,7 @@ import pytest
 from lengthwise import config, engine, measure
 from lengthwise.schedule import TaskLengths
 from lengthwise.schedule.length_drift import moved
-from lengthwise.schema.records import SIMULATED, Measured
+from lengthwise.schema.records import SIMULATED, RunResult
 from lengthwise.usecases import schedule_adaptation, variants
 
 SUMMARIES = TaskLengths.from_preset("exegpt-s")
@@ -95,7 +95,7 @@ def ran():
     """A simulated run, whose requests end in another order than they arrive."""
     (variant,) = variants.build(config.loads(TEXT))
     workload = variant.workload(0)
-    return Measured(engine.simulate(workload, variant.deployment), workload, SIMULATED)
+    return RunResult(engine.simulate(workload, variant.deployment), workload, SIMULATED)
 
 
 def test_a_run_is_reported_in_arrival_order_once_all_earlier_requests_finish(ran):

@@ -284,7 +284,7 @@ def test_an_engine_in_development_mode_is_warned_about():
 
     from lengthwise.backend.openai_protocol import Abilities
     from lengthwise.gateway.fleet.engine_probe import EngineMetadata
-    from lengthwise.gateway.fleet.worker import Worker
+    from lengthwise.gateway.fleet.worker import EngineWorker
     from lengthwise.gateway.notices import engine_notices
 
     async def requested(*, dev: bool) -> list[str]:
@@ -295,7 +295,7 @@ def test_an_engine_in_development_mode_is_warned_about():
         if dev:
             app.router.add_get("/is_sleeping", awake)
         async with TestServer(app) as server:
-            worker = Worker(
+            worker = EngineWorker(
                 reported.Engine(str(server.make_url("")).rstrip("/")), reported.ResilienceConfig(), reported.Dispatch()
             )
             worker.identified, worker.metadata = True, EngineMetadata(Abilities(engine="vllm"))

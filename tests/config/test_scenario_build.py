@@ -258,7 +258,7 @@ def test_a_config_json_next_to_the_scenario_is_read(tmp_path):
         ('"sglang"', ENGINE_HOSTS["sglang"]),
         ('{ step_s = "300us", sequence_s = 9e-6 }', HostOverhead(300e-6, 9e-6)),
         ("{ step_s = 0 }", HostOverhead(0.0)),
-        ('{ request_s = "20ms", queue_s = "2ms" }', HostOverhead(request_s=0.02, queue_s=0.002)),
+        ('{ request_s = "20ms", serial_s = "2ms" }', HostOverhead(request_s=0.02, serial_s=0.002)),
     ],
 )
 def test_the_host_of_a_file_reaches_the_tables_and_the_explanation(host, overhead):

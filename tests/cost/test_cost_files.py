@@ -146,7 +146,7 @@ def test_bad_seconds_are_refused_and_nothing_is_written(tables, tmp_path, name, 
         ({"head_s": np.zeros(1), "host_s": np.zeros(1)}, "head_s must have 1 axes of 2 entries"),
         ({"stage_layers": np.array([0])}, "a layer or more a stage"),
         ({"rule": AttentionRule(7)}, "the attention rule must be PER_REQUEST or MERGED"),
-        ({"front": Front(queue_s=-1e-3)}, "front must be finite seconds from 0"),
+        ({"front": Front(serial_s=-1e-3)}, "front must be finite seconds from 0"),
         ({"front": Front(request_s=np.nan)}, "front must be finite seconds from 0"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_host_by_name_is_that_of_the_engine(name):
     seqs = np.arange(len(own.host_s))
     assert np.allclose(tables.host_s, given.step_s + given.sequence_s * seqs, rtol=1e-15)
     assert name in tables.evidence.source
-    assert tables.front == Front(given.request_s, given.queue_s) != own.front == Front()
+    assert tables.front == Front(given.request_s, given.serial_s) != own.front == Front()
     for part in ("layer_s", "comm_s", "first_s", "head_s", "prefill_s", "decode_s"):
         assert np.array_equal(getattr(tables, part), getattr(own, part))
     assert tables.evidence.errors == (*own.evidence.errors, PartError("front", 0.7, 1.6))
@@ -147,8 +147,8 @@ def test_a_host_by_name_is_that_of_the_engine(name):
 def test_requests_of_a_model_with_experts_wait_longer_before_a_named_engine():
     dense, experts = (deploy(model, GPU, tp=2, host="vllm").cost.front for model in (MODEL, "mixtral-8x7b"))
     assert experts.request_s > dense.request_s > 0
-    assert experts.queue_s == dense.queue_s > 0  # a longer queue would hold any deployment to few requests a second
-    given = cost.HostOverhead(request_s=0.01, queue_s=0.001)
+    assert experts.serial_s == dense.serial_s > 0  # a longer queue would hold any deployment to few requests a second
+    given = cost.HostOverhead(request_s=0.01, serial_s=0.001)
     assert deploy("mixtral-8x7b", GPU, tp=2, host=given).cost.front == Front(0.01, 0.001)
 
 
@@ -185,7 +185,7 @@ def test_an_explicit_host_over_measured_tables_has_its_own_error():
     assert errors == (PartError("host", 0.5), PartError("layer", 0.02), PartError("front", 0.7, 1.6))
 
 
-@pytest.mark.parametrize("name", ["step_s", "sequence_s", "request_s", "queue_s"])
+@pytest.mark.parametrize("name", ["step_s", "sequence_s", "request_s", "serial_s"])
 @pytest.mark.parametrize("seconds", [-1e-6, float("nan"), float("inf")])
 def test_a_host_takes_finite_seconds(name, seconds):
     with pytest.raises(InputError, match=f"finite seconds from 0.*{name} {seconds!r}"):

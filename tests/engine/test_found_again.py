@@ -1,4 +1,4 @@
-"""With prefix caching an evicted request computes again only what others have taken of its blocks."""
+"""With prefix caching a preempted request computes again only what others have taken of its blocks."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_less_is_computed_again_and_nothing_without_need(short_memory):
     assert requests().prompt_tokens.sum() < computed["on"] < computed["off"]
 
 
-def test_without_evictions_nothing_changes(short_memory):
+def test_without_preemptions_nothing_changes(short_memory):
     roomy = replace(short_memory, kv=replace(short_memory.kv, num_blocks=1000))
     off, on = simulate(requests(), roomy), simulate(requests(), caching(roomy))
     assert np.array_equal(off.requests.finished_s, on.requests.finished_s)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 from relay_world import Ledger, run
 
-from lengthwise.gateway.request import DEFAULT_PREDICTION, Outcome, Rejection, Request
+from lengthwise.gateway.request import DEFAULT_PREDICTION, Outcome, Refusal, Request
 from lengthwise.gateway.scheduler_driver import (
     PREEMPTED,
     WORKER_GONE,
@@ -36,9 +36,9 @@ class Fcfs:
         self.expire: list[int] = []
         self.alarm_s = math.inf
 
-    def offer(self, now_s: float, request: Request) -> Rejection | None:
+    def offer(self, now_s: float, request: Request) -> Refusal | None:
         if len(self.queue) >= self.most:
-            return Rejection(429, "full", "too many", 1.0)
+            return Refusal(429, "full", "too many", 1.0)
         self.requests[request.id] = request
         self.queue.append(request.id)
         return None
@@ -77,8 +77,8 @@ class Fcfs:
         while self.queue and len(self.running) < self.places:
             self.running[self.queue[0]] = "w"
             assign.append((self.queue.pop(0), "w"))
-        rejection = Rejection(503, "no_engine", "none", 1.0)
-        return Decisions(tuple((one, rejection) for one in expire), tuple(cut), tuple(assign))
+        refusal = Refusal(503, "no_engine", "none", 1.0)
+        return Decisions(tuple((one, refusal) for one in expire), tuple(cut), tuple(assign))
 
     def next_s(self, now_s: float) -> float:
         return self.alarm_s
@@ -123,7 +123,7 @@ def test_a_refused_request_never_arrives():
         driver, _, ledger = hub_of(most=0)
         with pytest.raises(NotServedError) as no:
             await driver.enter(request(1))
-        assert no.value.rejection.status == 429
+        assert no.value.refusal.status == 429
         assert ledger.events == []
         assert driver.num_requests == 0
 
@@ -224,7 +224,7 @@ def test_closing_notifies_all_active_requests():
         emptied = asyncio.ensure_future(driver.emptied())
         driver.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        reported = [one.rejection for one in done[1:] if isinstance(one, NotServedError)]
+        reported = [one.refusal for one in done[1:] if isinstance(one, NotServedError)]
         assert [(one.status, one.reason, one.retry_after_s) for one in reported] == [(503, "draining", 1.0)] * 2
         with pytest.raises(NotServedError):
             await driver.enter(request(3))
@@ -238,7 +238,7 @@ def test_a_nonpreemptible_request_reports_it_once_and_may_be_preempted_elsewhere
     async def work() -> None:
         driver, scheduler, _ = hub_of()
         one = request(1)
-        one.resumable = True
+        one.preemptible = True
         ticket = await driver.enter(one)
         ticket.interrupted.set()
         ticket.mark_nonpreemptible()

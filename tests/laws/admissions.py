@@ -89,7 +89,7 @@ class Doorkeeper(Reference):
     def __init__(self, setup: Any) -> None:
         super().__init__(setup)
         self.admitted: list[Admitted] = []
-        self.evicted: list[tuple[float, int]] = []
+        self.preempted: list[tuple[float, int]] = []
         self.joined: dict[int, tuple[int, float]] = {}
         self.giving = False
 
@@ -108,17 +108,17 @@ class Doorkeeper(Reference):
         super()._enqueue(queue, q, now)
         self.joined[q.index] = (len(self.admitted), q.wait.overdue_at_s(self.s.params.max_wait_s))
 
-    def _preempt(self, rep: Any, step: Any) -> None:
+    def _preempt_for_waiting(self, rep: Any, step: Any) -> None:
         self.giving = True
-        super()._preempt(rep, step)
+        super()._preempt_for_waiting(rep, step)
         self.giving = False
 
-    def _evict(self, rep: Any, step: Any, q: Any) -> None:
+    def _preempt(self, rep: Any, step: Any, q: Any) -> None:
         if self.giving:
             assert q.wait.before_s < self.s.params.max_wait_s, "an overdue request leaves for no other"
             assert q.generated > q.admission.generated, "an admission is worth a token at least"
-        self.evicted.append((self.now_s, q.index))
-        super()._evict(rep, step, q)
+        self.preempted.append((self.now_s, q.index))
+        super()._preempt(rep, step, q)
 
     def remaining(self, q: Any) -> float:
         return self.s.remaining(q)

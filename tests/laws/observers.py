@@ -27,7 +27,7 @@ INFINITY = float("inf")
 def may_get_stuck(deployment: Deployment) -> bool:
     """Vidur's own rules can leave a replica idle beside work, or lock a request out for good.
 
-    Its watermark is held even on an empty replica; a step that evicted everything has no second try.
+    Its watermark is held even on an empty replica; a step that preempted everything has no second try.
     """
     s = deployment.scheduler
     return s.memory == "paged_strict" or s.batching in ("vidur_vllm", "vidur_sarathi")
@@ -76,7 +76,7 @@ def entries(deployment: Deployment, records: Records) -> Any:
     sent = ~np.isnan(r.arrival_s) & (r.rejection != Rejection.PARENT_NOT_FINISHED)
     for i in np.lexsort((np.arange(len(sent)), r.arrival_s)):
         if sent[i]:
-            free_s = max(float(r.arrival_s[i]), free_s) + front.queue_s
+            free_s = max(float(r.arrival_s[i]), free_s) + front.serial_s
             out[i] = free_s + front.request_s
     return out
 

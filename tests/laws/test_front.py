@@ -70,7 +70,7 @@ def test_a_serial_front_is_lindleys_recursion(workload, deployment, front):
 
 @pytest.mark.parametrize("engine", ["kernel", "reference"])
 def test_a_closed_loop_sends_when_one_ends_and_then_takes_the_front(engine):
-    front = Front(request_s=0.5, queue_s=0.25)
+    front = Front(request_s=0.5, serial_s=0.25)
     cost = dataclasses.replace(cost_tables([4]), front=front)
     limits = EngineLimits(max_num_seqs=8, block_size=4)
     one = Deployment(
@@ -96,6 +96,6 @@ def test_entries_are_those_of_the_recursion():
     for front in (Front(), Front(0.3), Front(0.1, 0.019), Front(0.0, 0.5)):
         free_s, expected = 0.0, []
         for at_s in arrival_s:
-            free_s = max(at_s, free_s) + front.queue_s
+            free_s = max(at_s, free_s) + front.serial_s
             expected.append(free_s + front.request_s)
         np.testing.assert_allclose(front.entries_s(arrival_s), expected, rtol=1e-12)

@@ -45,7 +45,7 @@ def slower(deployment: Deployment, factor: float) -> Deployment:
 
 def slower_tables(cost: CostTables, factor: float) -> CostTables:
     tables = {f.name: getattr(cost, f.name) * factor for f in dataclasses.fields(cost) if f.name.endswith("_s")}
-    front = Front(cost.front.request_s * factor, cost.front.queue_s * factor)
+    front = Front(cost.front.request_s * factor, cost.front.serial_s * factor)
     other = cost.other and dataclasses.replace(cost.other, tables=slower_tables(cost.other.tables, factor))
     return dataclasses.replace(cost, **tables, front=front, other=other)
 
@@ -123,7 +123,7 @@ def test_replicas_in_turn_are_separate_servers(workload, deployment):
     """Round robin: what one replica does is what it would do alone with its share of the requests."""
     assume(workload.concurrency is None)
     assume(deployment.parallel.replicas > 1)
-    assume(deployment.cost.front.queue_s == 0)  # one front for all of them
+    assume(deployment.cost.front.serial_s == 0)  # one front for all of them
     # Tenants' service is counted over all replicas, and bins gather before the router.
     workload = dataclasses.replace(workload, predictions=None, tenant=None, after=None)
     scheduler = dataclasses.replace(deployment.scheduler, router="round_robin", binning=None)

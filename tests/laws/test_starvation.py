@@ -35,8 +35,8 @@ def test_no_request_passes_an_overdue_request(workload, deployment):
     for own in keeper.admitted:
         came_before = {other.index for other in own.passed_by}
         assert all(index < own.index for index in came_before)
-        evictions = sum(index in came_before and now_s >= own.since_s for now_s, index in keeper.evicted)
-        assert len(own.passed_by) <= len(came_before) + evictions
+        preemptions = sum(index in came_before and now_s >= own.since_s for now_s, index in keeper.preempted)
+        assert len(own.passed_by) <= len(came_before) + preemptions
 
 
 @LAW
@@ -102,7 +102,11 @@ class ResponseRatio(Doorkeeper):
         queued_for_s = w.wait.total_s(self.now_s)
         needed_s = queued_for_s * self.remaining(q) / self.remaining(w)
         assert needed_s <= near(needed_s, q.wait.before_s)
-        if q.eviction.number == w.eviction.number == 0 and q.index > w.index and self.remaining(q) > self.remaining(w):
+        if (
+            q.last_preemption.number == w.last_preemption.number == 0
+            and q.index > w.index
+            and self.remaining(q) > self.remaining(w)
+        ):
             assert queued_for_s <= near(0, q.wait.before_s)
 
 
@@ -142,10 +146,10 @@ class ArrivalInClass(Doorkeeper):
         assert own < other or q.arrival_s <= near(1e6, w.arrival_s)
 
 
-class EvictedFirst(Doorkeeper):
+class PreemptedFirst(Doorkeeper):
     def passes(self, q, w):
-        assert q.eviction.number > 0 or w.eviction.number == 0
-        assert q.eviction.number > 0 or q.index < w.index
+        assert q.last_preemption.number > 0 or w.last_preemption.number == 0
+        assert q.last_preemption.number > 0 or q.index < w.index
 
 
 class Batches(Doorkeeper):
@@ -162,7 +166,7 @@ class Batches(Doorkeeper):
         [
             ("fcfs", Arrival),
             ("priority", ArrivalInClass),
-            ("fcfs_evicted_first", EvictedFirst),
+            ("fcfs_preempted_first", PreemptedFirst),
             ("completed_batches", Batches),
         ]
     ),
@@ -247,7 +251,7 @@ class BinnedBatches(Binned, Batches):
 
 OWN_BOUND = {
     "fcfs": Arrival,
-    "fcfs_evicted_first": EvictedFirst,
+    "fcfs_preempted_first": PreemptedFirst,
     "hrrn": ResponseRatio,
     "completed_batches": BinnedBatches,
 }
@@ -295,8 +299,8 @@ def test_a_window_ends_after_fifty_steps(workload, deployment):
 class Slots(Doorkeeper):
     """By rank: no request with a token keeps a slot from one that ranks better, once preemptions were looked for."""
 
-    def _preempt(self, rep, step):
-        super()._preempt(rep, step)
+    def _preempt_for_waiting(self, rep, step):
+        super()._preempt_for_waiting(rep, step)
         if not rep.queue.waiting or rep.check_preemption or rep.steps_since_check:
             return
         best = rep.queue.first

@@ -88,7 +88,7 @@ def test_a_replica_with_work_is_never_idle(workload, deployment):
 
 
 @LAW
-@given(workloads(), deployments(), st.sampled_from(["fcfs", "fcfs_evicted_first"]))
+@given(workloads(), deployments(), st.sampled_from(["fcfs", "fcfs_preempted_first"]))
 def test_first_come_first_served_never_overtakes(workload, deployment, rank):
     scheduler = dataclasses.replace(deployment.scheduler, rank=rank, binning=None)  # full bins are scheduled first
     r = run(workload, dataclasses.replace(deployment, scheduler=scheduler)).requests

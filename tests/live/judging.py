@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lengthwise.measure.calibration import Iterations
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 
 if TYPE_CHECKING:
     from _circle import Lengths, Run
@@ -45,7 +45,7 @@ def arriving(lengths: Lengths, tokens_s: float, seed: int, name: str = "") -> Wo
     return lengths.arriving(tokens_s, LASTS_S, seed, name, least=MIN_COUNT, most=MAX_REQUESTS)
 
 
-def served_rps(measured: Measured) -> float:
+def served_rps(measured: RunResult) -> float:
     """Requests a second of a whole run, were it as short as a client's standing still for a moment."""
     r = measured.records.requests
     return len(r.finished_s) / float(np.nanmax(r.finished_s) - r.arrival_s.min())
@@ -79,7 +79,7 @@ def drift(learnt: Iterations, report: Iterations, max_num_seqs: int) -> float:
     return statistics.median(off) if off else 0.0
 
 
-def seen_steps(runs: Sequence[Measured]) -> Iterations:
+def seen_steps(runs: Sequence[RunResult]) -> Iterations:
     """The steps that runs were served in, of engines that keep them with each run."""
     steps = [run.records.steps for run in runs]
     column = {

@@ -12,7 +12,7 @@ from lengthwise import engine
 from lengthwise.measure.calibration import Iterations
 from lengthwise.measure.calibration.iteration_log import YEAR_S, of_year_s
 from lengthwise.measure.calibration.parameters import apply
-from lengthwise.schema.records import Measured, TokenTimes
+from lengthwise.schema.records import RunResult, TokenTimes
 
 EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SHIFT_S = 1000.0
@@ -47,7 +47,7 @@ def streamed(workload, deployment, truth, period_s, late_s=1e-3, seed=0, answer_
         finished_s=tokens.at_s[tokens.start[1:] - 1],
     )
     metadata = {"metrics": metrics(records, period_s, answer_s)}
-    return Measured(replace(shown, requests=reported), workload, "bench", metadata, tokens=tokens)
+    return RunResult(replace(shown, requests=reported), workload, "bench", metadata, tokens=tokens)
 
 
 def token_times(records, late_s, rng):

@@ -9,7 +9,7 @@ import numpy as np
 from lengthwise import engine
 from lengthwise.measure.calibration.parameters import apply
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 from lengthwise.schema.workload import Workload
 
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=8192)
@@ -43,7 +43,7 @@ def measured(workload, deployment, truth=TRUTH, client_s=0.0, noise=NOISE, seed=
     )
     end_s = float(np.nanmax(reported.finished_s))
     told_records = replace(records, requests=reported, steps=None, end_s=end_s, name=workload.name)
-    return Measured(told_records, workload, "bench")
+    return RunResult(told_records, workload, "bench")
 
 
 def errors(calibration, metric, statistic):

@@ -13,7 +13,7 @@ import pytest
 
 from lengthwise import EngineLimits, Workload, deploy, simulate
 from lengthwise.schema.cost_tables import CostEvidence, PartError
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 N = 60
@@ -43,7 +43,7 @@ def run_of(circle, deployment, slower: float, *, load: str = "high", repeat: int
     parts = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
     cost = replace(deployment.cost, **{part: slower * getattr(deployment.cost, part) for part in parts})
     records = simulate(workload, replace(deployment, cost=cost))
-    return circle.Run("wide", load, repeat, Measured(records, workload, "bench"))
+    return circle.Run("wide", load, repeat, RunResult(records, workload, "bench"))
 
 
 @pytest.mark.parametrize(("slower", "side"), [(1.0, "satisfied"), (1.1, "satisfied"), (1.5, "above"), (0.6, "below")])

@@ -18,10 +18,10 @@ from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.records import (
     BENCH,
     SIMULATED,
-    Measured,
     Records,
     ReplicaTotals,
     RequestRecords,
+    RunResult,
     StepRecords,
     TimeSeries,
     TokenGaps,
@@ -114,7 +114,7 @@ def runs(draw):
     records = Records(requests, steps, gaps, totals, series, draw(FLOATS), draw(COMPLETE), name)
     start = parted(draw, n, 0)
     pieces = TokenTimes(start, column(draw, int(start[-1]), FLOATS), column(draw, int(start[-1]), COMPLETE, np.int64))
-    return Measured(
+    return RunResult(
         records,
         draw(workloads(n)),
         draw(st.sampled_from([SIMULATED, BENCH, "guidellm"])),
@@ -162,7 +162,7 @@ def run():
     return _run()
 
 
-def _run() -> Measured:
+def _run() -> RunResult:
     n = 3
     zeros, complete = np.zeros(n), np.ones(n, np.int64)
     requests = RequestRecords(
@@ -174,7 +174,7 @@ def _run() -> Measured:
     counts = np.zeros(1, np.int64)
     totals = ReplicaTotals(counts, counts, one, counts, *([one] * 11))
     records = Records(requests, None, gaps, totals, TimeSeries(1.0, *([one] * 6)), 1.0, 0, "x")
-    return Measured(records, Workload(zeros, complete, complete), BENCH)
+    return RunResult(records, Workload(zeros, complete, complete), BENCH)
 
 
 def test_a_missing_file_is_reported(tmp_path):
@@ -234,6 +234,6 @@ def test_lists_that_are_all_empty_keep_their_kind(tmp_path):
     blocks[:] = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
     requested = Workload(np.zeros(2), np.ones(2, int), np.ones(2, int), extra={"block_ids": blocks})
     ran = simulate(requested, deploy("opt-125m", "A100-80GB"))
-    write_records(Measured(ran, requested, "simulate"), tmp_path / "run.parquet")
+    write_records(RunResult(ran, requested, "simulate"), tmp_path / "run.parquet")
     again = read_records(tmp_path / "run.parquet").workload.extra["block_ids"]
     assert [one.dtype for one in again] == [np.dtype(np.int64)] * 2

@@ -11,23 +11,23 @@ import pytest
 from lengthwise.metrics import Comparison, MetricError, Slo, bootstrap, compare
 from lengthwise.metrics.bootstrap import sample_of
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.records import Measured, Records
+from lengthwise.schema.records import Records, RunResult
 from lengthwise.schema.workload import Workload
 
 SLO = Slo(ttft_s=0.5, jct_s=3.0)
 
 
-def measured(records: Records, source: str = "bench", **changes: object) -> Measured:
+def measured(records: Records, source: str = "bench", **changes: object) -> RunResult:
     r = records.requests
     requested = np.maximum(1, r.output_tokens)
-    return Measured(records, Workload(r.arrival_s, r.prompt_tokens, requested), source, **changes)  # type: ignore[arg-type]
+    return RunResult(records, Workload(r.arrival_s, r.prompt_tokens, requested), source, **changes)  # type: ignore[arg-type]
 
 
-def of(toy: ModuleType, seed: int = 1, n: int = 300, **options: object) -> Measured:
+def of(toy: ModuleType, seed: int = 1, n: int = 300, **options: object) -> RunResult:
     return measured(toy.records(n, seed=seed, odd=False, **options))
 
 
-def slower(run: Measured, factor: float, noise: float = 0.0, seed: int = 0) -> Measured:
+def slower(run: RunResult, factor: float, noise: float = 0.0, seed: int = 0) -> RunResult:
     """The same requests, every latency multiplied, with noise of its own for each."""
     r = run.records.requests
     by = factor * np.exp(np.random.default_rng(seed).normal(0, noise, len(r.arrival_s)))
@@ -40,7 +40,7 @@ def slower(run: Measured, factor: float, noise: float = 0.0, seed: int = 0) -> M
 
 
 @pytest.fixture(scope="module")
-def run(toy) -> Measured:
+def run(toy) -> RunResult:
     return of(toy)
 
 
@@ -132,7 +132,7 @@ def latencies(rng: np.random.Generator, n: int) -> np.ndarray:
     return np.exp(log - 0.3**2 / (1 - 0.36) / 2)
 
 
-def world(jct_s: np.ndarray) -> Measured:
+def world(jct_s: np.ndarray) -> RunResult:
     base = WORLD
     n = len(jct_s)
     arrival = np.arange(n, dtype=float)

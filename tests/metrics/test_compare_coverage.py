@@ -11,7 +11,7 @@ from lengthwise.engine import deploy, simulate
 from lengthwise.metrics import compare
 from lengthwise.metrics.bootstrap import MIN_BLOCKS, blocks_of, lag_correlation, sample_of
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 from lengthwise.schema.workload import Workload
 
 Q = np.array([0.5, 0.95])
@@ -57,13 +57,13 @@ def test_lag_correlation_is_the_lag_one_correlation_with_what_few_rows_hide():
     assert short == pytest.approx(0.5, abs=0.12)
 
 
-def run(rate_rps: float, seed: int, n: int = 150, speed: float = 1.0) -> Measured:
+def run(rate_rps: float, seed: int, n: int = 150, speed: float = 1.0) -> RunResult:
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(rng.exponential(1 / rate_rps, n))
     workload = Workload(arrival_s - arrival_s[0], rng.integers(200, 3000, n), rng.integers(50, 400, n))
     served = deploy("llama-3-8b", "H100", limits=EngineLimits(64, 2048, max_model_len=8192))
     cost = replace(served.cost, layer_s=served.cost.layer_s * speed)
-    return Measured(simulate(workload, replace(served, cost=cost)), workload, "simulate")
+    return RunResult(simulate(workload, replace(served, cost=cost)), workload, "simulate")
 
 
 def test_a_run_that_only_drifts_has_no_interval_and_a_warning():

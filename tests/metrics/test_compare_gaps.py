@@ -10,22 +10,22 @@ import pytest
 from lengthwise.metrics import compare
 from lengthwise.metrics.bootstrap import Bootstrap, Sample
 from lengthwise.metrics.comparison import Run, request_gaps
-from lengthwise.schema.records import Measured, TokenTimes
+from lengthwise.schema.records import RunResult, TokenTimes
 from lengthwise.schema.workload import Workload
 
 
 @pytest.fixture(scope="module")
-def run(toy) -> Measured:
+def run(toy) -> RunResult:
     records = toy.records(200, seed=3, odd=False)
     r = records.requests
-    return Measured(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate")
+    return RunResult(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate")
 
 
-def complete(run: Measured) -> Run:
+def complete(run: RunResult) -> Run:
     return Run(run, slice(0, len(run.workload)))
 
 
-def as_pieces(run: Measured, together: int = 1) -> Measured:
+def as_pieces(run: RunResult, together: int = 1) -> RunResult:
     """The same run as a client sees it: the time of every token, reported in pieces of so many."""
     gaps, row = request_gaps(complete(run))
     r = run.records.requests
@@ -61,7 +61,7 @@ def test_a_run_with_the_steps_of_another_is_rejected(run) -> None:
 def test_an_interval_holds_the_error_and_shrinks_with_pairs(run, toy) -> None:
     slow = toy.records(200, seed=3, odd=False, max_seqs=4)
     r = slow.requests
-    other = Measured(slow, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate")
+    other = RunResult(slow, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate")
     found = compare(other, as_pieces(run))
     for stat in ("mean", "p50", "p90", "p95", "p99"):
         one = found[f"tbt.{stat}"]
@@ -98,7 +98,7 @@ def test_intervals_contain_the_truth_about_as_often_as_stated() -> None:
     assert 0.78 <= np.mean(covered) <= 0.99
 
 
-def in_bursts(run: Measured, every: int) -> Measured:
+def in_bursts(run: RunResult, every: int) -> RunResult:
     """The run as a starved client reads it: about one gap in ``every`` is a wait, the others next to nothing."""
     rng, r = np.random.default_rng(5), run.records.requests
     at_s = []

@@ -8,7 +8,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.metrics import compare
-from lengthwise.schema.records import Measured, shape_facts
+from lengthwise.schema.records import RunResult, shape_facts
 from lengthwise.schema.workload import Workload
 
 TINY = shape_facts(replace(catalog.model("llama-3-8b"), layers=2, hidden=64))
@@ -16,13 +16,13 @@ BEHIND = {"model": "tiny", "model_shape": TINY, "gpu": "H100", "tp": 1, "max_num
 
 
 @pytest.fixture(scope="module")
-def run(toy) -> Measured:
+def run(toy) -> RunResult:
     records = toy.records(120, seed=1, odd=False)
     r = records.requests
-    return Measured(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "bench")
+    return RunResult(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "bench")
 
 
-def warnings(run: Measured, own: dict, other: dict) -> tuple[str, ...]:
+def warnings(run: RunResult, own: dict, other: dict) -> tuple[str, ...]:
     return compare(replace(run, metadata=own), replace(run, metadata=other), draws=10).warnings
 
 

@@ -50,7 +50,7 @@ def test_the_spread_is_fitted_on_a_half_that_shares_no_pair_with_the_other():
 
 
 def test_the_least_spread_is_that_whose_interval_just_contains_the_point():
-    host = HostOverhead(request_s=0.03, queue_s=0.001)
+    host = HostOverhead(request_s=0.03, serial_s=0.001)
     late = point(ttft_s=0.5)
     needed = _brackets.least(late, host)
     deployment = _brackets.deployed(late, "roofline", host)
@@ -66,7 +66,7 @@ def test_the_least_spread_is_that_whose_interval_just_contains_the_point():
 
 
 def test_the_spread_is_that_with_which_one_in_twenty_is_nearest_to_lie_above():
-    host = HostOverhead(request_s=0.03, queue_s=0.001)
+    host = HostOverhead(request_s=0.03, serial_s=0.001)
     early, late = point(ttft_s=0.01), point(ttft_s=0.5)
     assert _brackets.least(early, host) == 0.0
     assert _brackets.least(point(ttft_s=1e6), host) == math.inf

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lengthwise import policy
 from lengthwise.engine import simulate
 from lengthwise.policy import (
-    ADMIT_AFTER_EVICTION,
+    ADMIT_AFTER_PREEMPTION,
     CHUNKED,
     DECODES_WAIT,
     FORM_ONCE,
@@ -87,7 +87,7 @@ def test_every_policy_describes_what_it_does(built_in):
 
 ORDERS = {
     "fcfs": "abcd",
-    "fcfs_evicted_first": "dcab",
+    "fcfs_preempted_first": "dcab",
     "sjf": "cadb",
     "ljf": "bdac",
     "shortest_prompt": "dbca",
@@ -114,11 +114,11 @@ WAITING = {
     "b": {"arrival_s": 2.0, "prompt_tokens": 20, "predicted_tokens": 80.0, "priority": 0, "admission": 2},
     "c": {
         "arrival_s": 3.0, "prompt_tokens": 50, "predicted_tokens": 10.0, "generated_tokens": 4,
-        "priority": 3, "admission": 5, "eviction": 1,
+        "priority": 3, "admission": 5, "last_preemption": 1,
     },
     "d": {
         "arrival_s": 4.0, "prompt_tokens": 10, "predicted_tokens": 50.0, "generated_tokens": 41,
-        "priority": 1, "admission": 7, "eviction": 2,
+        "priority": 1, "admission": 7, "last_preemption": 2,
     },
 }  # fmt: skip
 
@@ -141,7 +141,7 @@ PLANS = {
     "unified": (8, 64, CHUNKED),
     "even": (8, 64, CHUNKED + UNIFORM_SHARES),
     "vidur_vllm": (8, 64, PADDED + DECODES_WAIT + RESERVE_BLOCK + FORM_ONCE),
-    "vidur_sarathi": (8, 64, CHUNKED + RESERVE_BLOCK + ADMIT_AFTER_EVICTION + FORM_ONCE + RESTART_AS_DECODE),
+    "vidur_sarathi": (8, 64, CHUNKED + RESERVE_BLOCK + ADMIT_AFTER_PREEMPTION + FORM_ONCE + RESTART_AS_DECODE),
 }
 
 

@@ -172,7 +172,7 @@ def test_elis_reforms_its_batch_after_fifty_steps_or_a_completion(engine):
     assert ends.preemptions.tolist() == [0, 0, 0]
 
 
-def test_elis_routes_to_the_replica_with_the_fewest_requests_and_evicts_the_lowest_priority(engine):
+def test_elis_routes_to_the_replica_with_the_fewest_requests_and_preempts_the_lowest_priority(engine):
     """Long and short requests alternate: in turn, one replica would get all long ones."""
     elis = policy.scheduler("elis")
     assert (elis.router, elis.victim) == ("least_outstanding", "longest_remaining")

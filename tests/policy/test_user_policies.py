@@ -41,8 +41,8 @@ def min_served(generated_tokens, prompt_tokens):
 
 
 @rank
-def evict_the_unlucky(eviction, admission, priority):
-    return 3 * eviction - admission + 10.0 * priority
+def preempt_the_unlucky(last_preemption, admission, priority):
+    return 3 * last_preemption - admission + 10.0 * priority
 
 
 @batching
@@ -98,7 +98,7 @@ def world(scheduler, replicas=2):
         {"rank": response_ratio},
         {"rank": response_ratio_now},
         {"rank": min_served},
-        {"victim": evict_the_unlucky},
+        {"victim": preempt_the_unlucky},
         {"batching": small_steps},
         {"batching": prompts_alone, "memory": "reserve_max"},
         {"memory": by_prediction},
@@ -125,7 +125,7 @@ def test_a_decorator_stores_what_the_engine_needs():
     assert response_ratio.arguments == ("now_s", "arrival_s", "predicted_tokens")
     assert response_ratio.doc.startswith("Highest response ratio first")
     assert rank(every_step=True)(lambda now_s: now_s).every_step
-    assert evict_the_unlucky.doc == ""
+    assert preempt_the_unlucky.doc == ""
 
 
 def example(path):

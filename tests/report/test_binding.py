@@ -164,7 +164,7 @@ def test_preemptions_by_rank_are_no_lack_of_memory(summary) -> None:
     many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrivals)
     moved = dataclasses.replace(summary, counts=many)
     assert what_binds(moved).resource == "KV memory"
-    assert what_binds(moved, evicts_for_memory=False).resource == what_binds(summary).resource
+    assert what_binds(moved, preempts_for_memory=False).resource == what_binds(summary).resource
 
 
 def test_repeated_preemptions_do_not_count_as_keeping_up(summary) -> None:
@@ -175,7 +175,7 @@ def test_repeated_preemptions_do_not_count_as_keeping_up(summary) -> None:
         means = {"queueing_delay_s": 0.006, "ttft_s": 0.1, "jct_s": 20.0}
         times = {name: dataclasses.replace(getattr(summary, name), mean=Estimate(s)) for name, s in means.items()}
         made = dataclasses.replace(summary, counts=counts, **times)
-        return what_binds(made, evicts_for_memory=False, queued_for_s=queued_for_s).description
+        return what_binds(made, preempts_for_memory=False, queued_for_s=queued_for_s).description
 
     many = summary.counts.arrivals
     assert "It keeps up with the load: requests wait 6.00 ms" in described(0, 0.006)

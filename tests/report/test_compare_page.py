@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lengthwise.metrics import Slo, compare
 from lengthwise.report import compare_table, write_compare_html, write_compare_json
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 from lengthwise.schema.workload import Workload
 
 
@@ -24,7 +24,7 @@ def runs(toy):
     for seed, name, seqs in ((1, "</script><b>roomy</b>", 32), (1, "narrow", 4)):
         records = toy.records(200, seed=seed, name=name, max_seqs=seqs, odd=False)
         r = records.requests
-        made.append(Measured(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate"))
+        made.append(RunResult(records, Workload(r.arrival_s, r.prompt_tokens, r.output_tokens), "simulate"))
     sent_s = np.linspace(0.0, 0.01, 200)
     return made[0], replace(made[1], source="bench", warnings=("the client <i>was</i> late.",), client_s=sent_s)
 

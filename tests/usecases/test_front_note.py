@@ -21,7 +21,7 @@ request_rate = {rate}
 [deployment]
 model = "llama-3-8b"
 gpu = "H100"
-host = {{ step_s = "300us", sequence_s = "9us", queue_s = "{queue}" }}
+host = {{ step_s = "300us", sequence_s = "9us", serial_s = "{queue}" }}
 [engine]
 max_model_len = 1024
 [search]

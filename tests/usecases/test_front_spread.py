@@ -75,7 +75,7 @@ def test_only_the_slow_half_of_the_draws_moves_and_only_the_delay(cost: CostTabl
     off = perturbed(cost)
     for a, b in zip(even, off, strict=True):
         assert np.array_equal(a.layer_s, b.layer_s)
-        assert a.front.queue_s == b.front.queue_s
+        assert a.front.serial_s == b.front.serial_s
         slow = a.front.request_s > cost.front.request_s
         logs = [math.log(one.front.request_s / cost.front.request_s) for one in (a, b)]
         assert logs[1] == pytest.approx(logs[0] * (1.6 / 0.7 if slow else 1), rel=1e-9)
@@ -91,7 +91,7 @@ def test_a_front_without_a_spread_behaves_as_if_none_were_given(cost: CostTables
                 np.array_equal(getattr(a, name), getattr(b, name))
                 for name in ("layer_s", "host_s", "head_s", "prefill_s", "decode_s")
             )
-    assert perturbed(without(cost, PartError("front", 0.0, 0.5)))[0].front.queue_s == cost.front.queue_s
+    assert perturbed(without(cost, PartError("front", 0.0, 0.5)))[0].front.serial_s == cost.front.serial_s
 
 
 def test_equal_spreads_on_both_sides_are_one_spread(cost: CostTables) -> None:
@@ -114,7 +114,7 @@ def test_a_calibrated_front_does_not_lean(cost: CostTables, report: bool, log_sd
     (front,) = (error for error in errors if error.part == "front")
     assert front.log_sd == pytest.approx(log_sd)
     assert front.slow_log_sd is None
-    calibrated = replace(cost, front=Front(0.03, cost.front.queue_s), evidence=CostEvidence(errors=errors))
+    calibrated = replace(cost, front=Front(0.03, cost.front.serial_s), evidence=CostEvidence(errors=errors))
     off = perturbed(calibrated)
     logs = np.log([drawn.front.request_s / 0.03 for drawn in off])
     assert logs.max() == pytest.approx(-logs.min(), rel=1e-9)

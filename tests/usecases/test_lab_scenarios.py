@@ -47,7 +47,7 @@ def test_names_short_forms_and_tables_are_contestants() -> None:
     assert [p.predicts for p in question.policies] == [True, True, True, False]
     assert question.predictors == ("oracle", "lognormal_error sigma=0.5", "worst")
     assert question.unit is LoadUnit.CAPACITY
-    assert question.base.rank == "fcfs_evicted_first"
+    assert question.base.rank == "fcfs_preempted_first"
 
 
 def test_a_policy_stands_on_the_scenarios_own_scheduler() -> None:

@@ -154,7 +154,7 @@ def test_a_front_has_an_error_of_its_own_and_no_step_moves_it() -> None:
     draws = perturbed(cost)
     factors = np.array([drawn.front.request_s for drawn in draws]) / cost.front.request_s
     assert np.log(factors).std() == pytest.approx(0.7, rel=0.1)
-    assert np.allclose([drawn.front.queue_s / cost.front.queue_s for drawn in draws], factors)
+    assert np.allclose([drawn.front.serial_s / cost.front.serial_s for drawn in draws], factors)
     bare = [replace(cost, evidence=CostEvidence(errors=(PartError("step", 0.1),))), deploy("llama-3-8b", "H100").cost]
     assert all(drawn.front == given.front for given in bare for drawn in perturbed(given))
 

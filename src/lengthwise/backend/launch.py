@@ -187,7 +187,7 @@ ORDERED_BY_PRIORITY = {
 }
 """Ranks that an engine follows if clients send the key as ``priority``."""
 
-ARRIVAL = ("fcfs", "fcfs_evicted_first")
+ARRIVAL = ("fcfs", "fcfs_preempted_first")
 
 _PAGED = ("paged", "paged_by_chunk", "paged_strict")
 
@@ -199,7 +199,7 @@ def router_policy(deployment: Deployment) -> str:
 
 
 def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one note after the other
-    """Yield the differences that all engines share: memory, eviction, steps, replicas, clients, caches."""
+    """Yield the differences that all engines share: memory, preemption, steps, replicas, clients, caches."""
     if is_overridden(d):
         yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) a replica."
     else:
@@ -217,7 +217,7 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
     elif memory == "predicted_peak":
         yield (
             "Requests were admitted by the predicted peak of KV tokens; the engine admits by what is free now and "
-            "evicts later."
+            "preempts later."
         )
     elif memory not in _PAGED:
         yield f"Memory policy {memory} has no counterpart; the engine pages on demand."
@@ -232,9 +232,9 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
     preemption = policy_name(d.scheduler.preemption)
     if preemption != "never":
         yield (
-            f"By the preemption policy {preemption}, waiting requests preempted running ones. vLLM evicts only when a "
-            "running request finds no memory; a gateway can cut a stream after some tokens and ask for the rest later, "
-            "with what the request has produced as its prompt."
+            f"By the preemption policy {preemption}, waiting requests preempted running ones. vLLM preempts only "
+            "when a running request finds no memory. A gateway can end a stream after some tokens and request the rest "
+            "later, with the tokens so far as part of the prompt."
         )
     if d.scheduler.binning is not None:
         yield (
@@ -248,7 +248,7 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
             "priority cannot change once a request is with it: keep the bound where the queue is, in a gateway."
         )
     if d.scheduler.preemption_mode == "swap":
-        yield "An evicted request's KV cache was swapped to the host; the engine computes it again."
+        yield "A preempted request's KV cache was swapped to the host; the engine computes it again."
     limit = d.limits.max_step_seqs
     if limit is not None and limit < d.limits.max_num_seqs:
         yield (

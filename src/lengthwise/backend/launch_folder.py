@@ -201,7 +201,7 @@ def load_test(
             "end of sequence is ignored."
         ),
     ]
-    if workload.priority is not None or deployment.scheduler.rank not in ("fcfs", "fcfs_evicted_first"):
+    if workload.priority is not None or deployment.scheduler.rank not in ("fcfs", "fcfs_preempted_first"):
         notes.append("vllm bench serve sends no `priority`: requests are served as they come.")
     return Launch(command, environment, tuple(notes))
 

@@ -74,8 +74,8 @@ def _notes(d: Deployment) -> Iterator[str]:
     rank = launch.policy_name(d.scheduler.rank)
     if rank in launch.ORDERED_BY_PRIORITY:
         yield (
-            f"{launch.ORDERED_BY_PRIORITY[rank]} SGLang also lets a waiting request evict running ones whose priority "
-            "is worse by 10 or more."
+            f"{launch.ORDERED_BY_PRIORITY[rank]} In SGLang a waiting request also preempts running ones whose "
+            "priority is worse by 10 or more."
         )
     elif rank not in launch.ARRIVAL:
         yield f"Requests went by {rank}; SGLang takes them as they come, or by a `priority` that they carry."
@@ -95,7 +95,7 @@ def _notes(d: Deployment) -> Iterator[str]:
         "(--schedule-conservativeness)."
     )
     yield (
-        f"When memory ran out, {launch.policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, "
+        f"When memory ran out, {launch.policy_name(d.scheduler.victim)} chose the victim; SGLang retracts by priority, "
         "if requests have one, else those with the shortest output so far."
     )
     yield (

@@ -97,13 +97,15 @@ def _block_size(d: Deployment, device: str) -> int:
 def _notes(d: Deployment, device: str) -> Iterator[str]:
     rank, by_priority = launch.policy_name(d.scheduler.rank), _by_priority(d)
     if by_priority:
-        yield f"{launch.ORDERED_BY_PRIORITY[rank]} vLLM then also evicts by it, the largest first."
+        yield f"{launch.ORDERED_BY_PRIORITY[rank]} vLLM then also preempts by it, the largest first."
     elif rank not in launch.ARRIVAL:
         yield f"Requests went by {rank}; vLLM takes them as they come, or by a `priority` that they carry."
     victim = launch.policy_name(d.scheduler.victim)
     if victim != ("lowest_priority" if by_priority else "latest_admitted"):
-        evicts = "the largest priority, the latest arrival among equals" if by_priority else "who was admitted last"
-        yield f"When memory ran out, {victim} said who leaves; vLLM evicts {evicts}."
+        preempts = (
+            "the largest priority, the latest arrival among equals" if by_priority else "the request admitted last"
+        )
+        yield f"When memory ran out, {victim} chose the victim; vLLM preempts {preempts}."
     if not launch.cuts_prompts(d):
         batching = launch.policy_name(d.scheduler.batching)
         other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."

@@ -18,7 +18,7 @@ from lengthwise.schema.errors import InputError, OutputError
 if TYPE_CHECKING:
     from lengthwise.config import Scenario
     from lengthwise.report import Result
-    from lengthwise.schema.records import Measured
+    from lengthwise.schema.records import RunResult
 
 EXAMPLES = """\b
 Examples:
@@ -146,7 +146,7 @@ def _require_arrivals(scenario: Path | None, workload: str | None, overrides: Se
         )
 
 
-def result_of(measured: Measured, scenario: Scenario) -> Result:
+def result_of(measured: RunResult, scenario: Scenario) -> Result:
     """Return the run as reports take it."""
     from lengthwise import metrics
     from lengthwise.report import Result
@@ -174,7 +174,7 @@ def result_of(measured: Measured, scenario: Scenario) -> Result:
     )
 
 
-def show(result: Result, measured: Measured) -> None:
+def show(result: Result, measured: RunResult) -> None:
     """Print the engine, the table with its warnings, failures, and how late and busy the client was."""
     from lengthwise import report
     from lengthwise.cli.tables import console, duration, print_table
@@ -216,7 +216,7 @@ _FINISHED_FAILURE = "lied usage"
 """A failure of requests that finished: the server's token counts contradict its stream."""
 
 
-def _outcome_rows(measured: Measured) -> list[list[str]]:
+def _outcome_rows(measured: RunResult) -> list[list[str]]:
     from lengthwise.schema.records import Status
 
     status, failures = measured.records.requests.status, measured.metadata["failures"]
@@ -240,7 +240,7 @@ def _failure_text(failure: dict[str, Any]) -> str:
     return f"{failure['reason']}: {failure['count']:,}{message}"
 
 
-def exit_as_measured(measured: Measured, records: Path | None) -> None:
+def exit_as_measured(measured: RunResult, records: Path | None) -> None:
     """End the program as the run ended: 130 after Ctrl-C, 3 if the server failed."""
     from lengthwise.measure import INTERRUPTED
     from lengthwise.schema.records import Status

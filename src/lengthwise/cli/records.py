@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 
 _GZIP = b"\x1f\x8b"
 
 
-def read_named(paths: Sequence[Path]) -> list[Measured]:
+def read_named(paths: Sequence[Path]) -> list[RunResult]:
     """Read runs, each named by its file, or by its path if two files share a name.
 
     Text (JSON or lines of JSON, compressed or not) is the result of another program.

@@ -143,7 +143,7 @@ class HostTable(Section):
     step_s: HostSeconds = HostOverhead().step_s
     sequence_s: HostSeconds = HostOverhead().sequence_s
     request_s: HostSeconds = 0.0  # delays each request on its own
-    queue_s: HostSeconds = 0.0  # service time of a front end that takes one request at a time
+    serial_s: HostSeconds = 0.0  # service time of a front end that takes one request at a time
 
 
 class DeploymentSection(Section):
@@ -151,7 +151,7 @@ class DeploymentSection(Section):
 
     ``host`` is what the engine's host adds to a step, and how long a request waits in front of the engine: "default"
     takes what ``cost`` says; "vllm", "sglang" and "trtllm" are fitted to measured deployments of these engines; ``{
-    step_s = "300us", sequence_s = "9us", request_s = "20ms", queue_s = "2ms" }`` sets it.
+    step_s = "300us", sequence_s = "9us", request_s = "20ms", serial_s = "2ms" }`` sets it.
     """
 
     model: Text  # name of the catalog, or a Hugging Face config.json

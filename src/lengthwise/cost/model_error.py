@@ -92,7 +92,7 @@ def _scaled(tables: CostTables, default: Sequence[PartError], normal: Mapping[_P
         sd = error.log_sd if z < 0 or error.slow_log_sd is None else error.slow_log_sd
         by = float(np.exp(sd * z))
         if error.part == "front":
-            front = Front(front.request_s * by, front.queue_s * float(np.exp(error.log_sd * z)))
+            front = Front(front.request_s * by, front.serial_s * float(np.exp(error.log_sd * z)))
             continue
         for part in PARTS if error.part == "step" else (error.part,):
             factor[part] *= by

@@ -109,12 +109,12 @@ class HostOverhead:
     step_s: float = HOST_STEP_S
     sequence_s: float = HOST_SEQUENCE_S
     request_s: float = 0.0  # delays a request before it enters the engine
-    queue_s: float = 0.0  # occupies the serial front, in which requests queue (``Front``)
+    serial_s: float = 0.0  # occupies the serial front, in which requests queue (``Front``)
 
     @property
     def front(self) -> Front:
         """Return the delay and the serial queue in front of the engine."""
-        return Front(self.request_s, self.queue_s)
+        return Front(self.request_s, self.serial_s)
 
     def seconds(self, seqs: Any) -> Floats:
         """Return the seconds of a step by its sequences."""
@@ -262,7 +262,7 @@ def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOve
         if named is None or not experts:
             return named
         more = EXPERT_FRONTS[host]
-        return replace(named, request_s=named.request_s + more.request_s, queue_s=named.queue_s + more.queue_s)
+        return replace(named, request_s=named.request_s + more.request_s, serial_s=named.serial_s + more.serial_s)
     if not all(0 <= value < float("inf") for value in asdict(host).values()):
         listed = ", ".join(f"{name} {value!r}" for name, value in asdict(host).items())
         raise InputError(f"a host must take finite seconds from 0; it has {listed}")

@@ -98,7 +98,7 @@ def check(tables: CostTables, where: str) -> None:  # noqa: C901, PLR0912 - one 
         raise ProfileError(f"{where}: stage_layers must be a layer or more a stage; it is {stages}")
     if rule.kind not in (PER_REQUEST, MERGED) or rule.step_tokens < 1 or not rule.merge_factor >= 1:
         raise ProfileError(f"{where}: the attention rule must be PER_REQUEST or MERGED; it is {rule}")
-    if not all(0 <= value < float("inf") for value in (front.request_s, front.queue_s)):
+    if not all(0 <= value < float("inf") for value in (front.request_s, front.serial_s)):
         raise ProfileError(f"{where}: front must be finite seconds from 0; it is {front}")
     if not 0 <= tables.masked_s < float("inf"):
         raise ProfileError(f"{where}: masked_s must be finite seconds from 0; it is {tables.masked_s}")
@@ -123,7 +123,7 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
         "version": VERSION,
     }
     arrays |= {} if tables.beside_prompts is None else {"beside_prompts": tables.beside_prompts}
-    arrays |= {} if front == Front() else {"front": [front.request_s, front.queue_s]}
+    arrays |= {} if front == Front() else {"front": [front.request_s, front.serial_s]}
     arrays |= {"masked_s": tables.masked_s} if tables.masked_s else {}
     if tables.other is not None:
         arrays |= {f"{_OTHER}{name}": value for name, value in to_arrays(tables.other.tables).items()}
@@ -160,8 +160,8 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
     try:
         values["evidence"] = _evidence(arrays)
         if "front" in arrays:
-            request_s, queue_s = map(float, arrays["front"].tolist())
-            values["front"] = Front(request_s, queue_s)
+            request_s, serial_s = map(float, arrays["front"].tolist())
+            values["front"] = Front(request_s, serial_s)
         if "masked_s" in arrays:
             values["masked_s"] = float(arrays["masked_s"])
     except (KeyError, TypeError, ValueError) as error:

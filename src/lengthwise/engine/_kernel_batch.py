@@ -10,9 +10,9 @@ from lengthwise.engine._kernel_memory import (
     blocks_to_admit,
     charge,
     claim_blocks,
-    evict,
-    evict_for_partial,
     expire,
+    preempt,
+    preempt_for_partial,
     rank_residents,
     split_off,
     update_ranks,
@@ -25,7 +25,7 @@ CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.D
 ONE_BATCH, ONE_BY_ONE = contracts.ONE_BATCH, contracts.ONE_BY_ONE
 DECODES_REST, NEW_PHASE = contracts.DECODES_REST, contracts.NEW_PHASE
 UNIFORM_SHARES = contracts.UNIFORM_SHARES
-RESERVE_BLOCK, ADMIT_AFTER_EVICTION = contracts.RESERVE_BLOCK, contracts.ADMIT_AFTER_EVICTION
+RESERVE_BLOCK, ADMIT_AFTER_PREEMPTION = contracts.RESERVE_BLOCK, contracts.ADMIT_AFTER_PREEMPTION
 
 
 @jit
@@ -40,7 +40,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
     w.prompts = 0
     w.prompt_tokens = 0
     w.longest = 0
-    w.evicted = 0
+    w.preempted = 0
     w.plan_flags = 0
     w.swap_s = 0.0
     expire(S, r, now_s)
@@ -61,7 +61,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
     prompt_budget = max(0, tokens - w.decodes)
     if rep.partials > 0:
         _continue_prompts(S, r, now_s, prompt_budget, rank, victim)
-    if admit > 0 and (w.evicted == 0 or flags & ADMIT_AFTER_EVICTION != 0):
+    if admit > 0 and (w.preempted == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
         _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory)
     if w.seqs == 0:
         _take_decodes(S, r, now_s, flags, rank, victim)
@@ -92,19 +92,19 @@ def _update_order(S, r, now_s, rank, memory, preemption):
     params, queue = S.params[rep.side], S.queues[rep.queue]
     if queue.length == 0:
         return
-    evicts_first = params.preempts == 1 or S.work[0].plan_flags & ADMIT_AFTER_EVICTION != 0
-    full = not evicts_first and S.running[r] >= params.max_num_seqs
+    preempts_first = params.preempts == 1 or S.work[0].plan_flags & ADMIT_AFTER_PREEMPTION != 0
+    full = not preempts_first and S.running[r] >= params.max_num_seqs
     if not full and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):
         update_ranks(S, rep.queue, now_s, rank)
     if params.preempts == 1 and (
         rep.check_preemption == 1 or rep.steps_since_check >= params.preemption_interval_steps
     ):
-        _preempt(S, r, now_s, rank, memory, preemption)
+        preempt_for_waiting(S, r, now_s, rank, memory, preemption)
 
 
 @jit_cold
-def _preempt(S, r, now_s, rank, memory, preemption):
-    """Evict running requests for waiting ones that lack a slot or memory, where the preemption policy permits it."""
+def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
+    """Preempt running requests for waiting ones that lack a slot or memory, where the preemption policy permits it."""
     rep, params = S.replicas[r], S.params[0]
     ranked, running, sorted_from, left = False, 0, 0, 0
     free_seqs, free = params.max_num_seqs - S.running[r], rep.free_blocks
@@ -139,8 +139,8 @@ def _preempt(S, r, now_s, rank, memory, preemption):
         slot = S.tmp_waiting[i]
         queue_push(S, rep.queue, S.tmp_waiting_key[i], S.slots[slot].index, slot)
     for i in range(running - 1, left - 1, -1):
-        evict(S, r, S.tmp_slot[i], now_s, rank)
-    S.work[0].evicted = 0
+        preempt(S, r, S.tmp_slot[i], now_s, rank)
+    S.work[0].preempted = 0
     rep.check_preemption = 0
     rep.steps_since_check = 0
 
@@ -263,7 +263,7 @@ def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
         if chunk <= 0:
             return
         need = max(0, (q.prefilled + chunk + params.block_size - 1) // params.block_size - q.blocks)
-        if rep.free_blocks < need and not evict_for_partial(S, r, need, slot, now_s, rank, victim):
+        if rep.free_blocks < need and not preempt_for_partial(S, r, need, slot, now_s, rank, victim):
             continue
         rep.free_blocks -= need
         q.blocks += need
@@ -283,13 +283,13 @@ def _add_prompt(S, slot, chunk):
 
 
 @jit
-def chunk_for(S, context, evicted_before, prompt_budget, flags):
+def chunk_for(S, context, preempted_before, prompt_budget, flags):
     """Return the tokens of a prompt that fit in the step; 0: it must wait."""
     w = S.work[0]
     left = prompt_budget - w.prompt_tokens
     if flags & CHUNKED != 0:
         return max(0, min(context, left))
-    if w.prompts == 0 and evicted_before:
+    if w.prompts == 0 and preempted_before:
         return context
     counted = (w.prompts + 1) * max(w.longest, context) - w.prompt_tokens if flags & PADDED != 0 else context
     return context if counted <= left else 0
@@ -297,7 +297,7 @@ def chunk_for(S, context, evicted_before, prompt_budget, flags):
 
 @jit
 def _cached_tokens(S, r, q, flags):
-    """Return the tokens of an evicted request whose blocks are still in the prefix cache.
+    """Return the tokens of a preempted request whose blocks are still in the prefix cache.
 
     Blocks are reused in the order in which they were freed, those of a request's end before those of its start.
     """
@@ -332,7 +332,7 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
         q.context = q.prompt + q.generated
         chunk, cached = 1, _cached_tokens(S, r, q, flags)
         if q.swapped == 0:
-            chunk = chunk_for(S, q.context - cached, q.eviction > 0, prompt_budget, flags)
+            chunk = chunk_for(S, q.context - cached, q.last_preemption > 0, prompt_budget, flags)
         if chunk <= 0:
             return
         if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle].members, chunk, batching)[0] <= 0:

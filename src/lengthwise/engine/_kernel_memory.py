@@ -1,4 +1,4 @@
-"""Memory of a replica: ends of requests, evictions, the order of victims, blocks at admission; tenants' service."""
+"""Memory of a replica: ends of requests, preemptions, the order of victims, blocks at admission; tenants' service."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def update_entry_time(S):
     counters, params = S.counters[0], S.params[0]
     i = next_sent(S)
     if i >= 0:
-        free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_queue_s
+        free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_serial_s
         counters.entry_s = free_s + params.front_request_s
     else:
         counters.entry_s = INFINITY
@@ -268,7 +268,7 @@ def update_ranks(S, queue_index, now_s, rank):
 
 
 @jit_cold
-def evict(S, r, slot, now_s, rank):
+def preempt(S, r, slot, now_s, rank):
     """Return an idle resident to the queue with its blocks freed, to be recomputed or swapped in."""
     rep, q, w = S.replicas[r], S.slots[slot], S.work[0]
     params = S.params[rep.side]
@@ -283,7 +283,7 @@ def evict(S, r, slot, now_s, rank):
         q.cached_replica = r
     rep.free_blocks += q.blocks
     rep.total_released += q.blocks
-    w.evicted = 1
+    w.preempted = 1
     if params.swap == 1 and q.decoding == 1:
         q.swapped = 1
         w.swap_s += q.blocks * params.swap_s_per_block
@@ -296,8 +296,8 @@ def evict(S, r, slot, now_s, rank):
         q.prefilled = 0
     q.blocks = 0
     S.running[r] -= 1
-    S.counters[0].evictions += 1
-    q.eviction = S.counters[0].evictions
+    S.counters[0].preemptions += 1
+    q.last_preemption = S.counters[0].preemptions
     S.results[q.index].preemptions += 1
     to = rep.queue
     if rep.side == 1 and q.swapped == 0:  # Its prompt is recomputed on a replica that prefills.
@@ -362,7 +362,7 @@ def _idle(S, r, i):
 
 @jit_cold
 def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
-    """Give idle decodes their next blocks in order, evicting the last in order for them.
+    """Give idle decodes their next blocks in order, preempting the last in order for them.
 
     The decodes that got their blocks are the first of ``tmp_slot``; half-computed prompts are skipped. Return how many.
     """
@@ -377,10 +377,10 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
             continue
         need = max(0, (q.prompt + q.generated + block_size - 1) // block_size - q.blocks)
         while _short(S, r, need, reserve) and last >= i:
-            evict(S, r, S.tmp_slot[last], now_s, rank)
+            preempt(S, r, S.tmp_slot[last], now_s, rank)
             last -= 1
         if _short(S, r, need, reserve):
-            evict(S, r, slot, now_s, rank)
+            preempt(S, r, slot, now_s, rank)
             break
         rep.free_blocks -= need
         S.tmp_slot[claimed] = slot
@@ -406,13 +406,13 @@ def split_off(S, source, target, count):
 
 
 @jit_cold
-def evict_for_partial(S, r, need, slot, now_s, rank, victim):
-    """Evict until ``need`` blocks are free; return False if the half-computed prompt itself was evicted."""
+def preempt_for_partial(S, r, need, slot, now_s, rank, victim):
+    """Preempt until ``need`` blocks are free; return False if the half-computed prompt itself was preempted."""
     rep = S.replicas[r]
     while rep.free_blocks < need:
         count = _order_victims(S, r, now_s, victim)
         last = S.tmp_slot[count - 1]
-        evict(S, r, last, now_s, rank)
+        preempt(S, r, last, now_s, rank)
         if last == slot:
             return False
     return True

@@ -147,7 +147,7 @@ def key_of(S, function, now_s, q):
     gittins_rank = _predicted_rank(S, q.index, q.generated, remaining)
     key = function(
         now_s, q.arrival_s, q.prompt, q.generated, predicted, remaining, gittins_rank, queued_for_s, q.priority,
-        q.admission, q.eviction, S.service[q.tenant], q.batch,
+        q.admission, q.last_preemption, S.service[q.tenant], q.batch,
     )  # fmt: skip
     if key != key:  # noqa: PLR0124  NaN
         S.counters[0].problem = BAD_RANK

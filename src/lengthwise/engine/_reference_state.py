@@ -53,11 +53,11 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class Eviction:
-    """The last eviction of a request: its number among all, and the blocks that it left in a prefix cache.
+class LastPreemption:
+    """The last preemption of a request: its number among all, and the blocks that it left in a prefix cache.
 
     Attributes:
-        number: 0: it was never evicted.
+        number: 0: it was never preempted.
         cached_blocks: Full blocks of computed tokens.
         mark: Blocks that the replica had released before the cached ones.
         replica: Number of the replica.
@@ -106,7 +106,7 @@ class Request:
     blocks: int = 0
     last_step_number: int = 0
     admission: Admission = Admission()
-    eviction: Eviction = Eviction()
+    last_preemption: LastPreemption = LastPreemption()
     transfer: Transfer | None = None
 
     @property
@@ -129,7 +129,7 @@ class Step:
     prompts: list[tuple[Request, int]] = field(default_factory=list)
     paused: list[Request] = field(default_factory=list)
     swap_s: float = 0.0
-    evicted: bool = False
+    preempted: bool = False
     flags: int = 0
 
     @property

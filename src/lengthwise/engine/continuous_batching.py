@@ -62,7 +62,7 @@ class SequenceOrder:
         arrival_s: In engine time.
         priority: The batch serves smaller ones first where its limits say ``by_priority``.
         admission: Number of the last admission among all.
-        eviction: Number of the last eviction among all; 0: none.
+        last_preemption: Number of the last preemption among all; 0: none.
         last_step_number: Number of its last computed prompt chunk, over all sequences; breaks ties among victims.
     """
 
@@ -70,14 +70,14 @@ class SequenceOrder:
     arrival_s: float
     priority: int = 0
     admission: int = -1
-    eviction: int = 0
+    last_preemption: int = 0
     last_step_number: int = 0
 
     def in_queue(self, *, by_priority: bool) -> tuple[float, float, int]:
         """Return the key of a waiting sequence; the smallest is admitted first."""
         if by_priority:
             return self.priority, self.arrival_s, self.number
-        return 0.0, -float(self.eviction) if self.eviction else self.arrival_s, self.number
+        return 0.0, -float(self.last_preemption) if self.last_preemption else self.arrival_s, self.number
 
     def among_victims(self, *, by_priority: bool) -> tuple[float, float, int]:
         """Return the key of an admitted sequence; the largest is preempted first."""
@@ -151,7 +151,7 @@ class ContinuousBatch:
     Attributes:
         waiting: Requests in the engine's queue, in the order of admission.
         free_blocks: KV blocks that are not in use.
-        preemptions: Evictions so far.
+        preemptions: Preemptions so far.
         tokens: Output tokens so far.
         steps: Completed steps.
         step: The step under way; None where there is nothing to do.
@@ -241,15 +241,15 @@ class ContinuousBatch:
     # -- a step is formed ---------------------------------------------------------------------
 
     def _launch(self, now_s: float) -> None:
-        evictions = self.preemptions
+        preemptions = self.preemptions
         prompts = self._form()
-        if not prompts and not self._decodes and self.preemptions > evictions:
+        if not prompts and not self._decodes and self.preemptions > preemptions:
             prompts = self._form()
         decodes, kv_tokens = len(self._decodes), self._kv_tokens
         if not prompts and not decodes:
             return
         step = self.step = Step(now_s, decodes, prompts)
-        if not (prompts or self._prefilling or self._listeners or self.preemptions > evictions):
+        if not (prompts or self._prefilling or self._listeners or self.preemptions > preemptions):
             step.count = self._steps_until_change()
         chunks = [(chunk, q.prefilled) for q, chunk in prompts]
         mean_s = self._step_time(decodes, kv_tokens + decodes * (step.count - 1) // 2, chunks)
@@ -257,7 +257,7 @@ class ContinuousBatch:
 
     def _form(self) -> list[tuple[BatchSequence, int]]:
         """Give decodes their blocks, continue prompts and admit requests; return the prompts as (sequence, chunk)."""
-        evictions, prompts = self.preemptions, list[tuple[BatchSequence, int]]()
+        preemptions, prompts = self.preemptions, list[tuple[BatchSequence, int]]()
         self._grow_decodes()
         left = max(0, self.limits.max_num_batched_tokens - len(self._decodes))
         for q in sorted(self._prefilling, key=lambda q: q.order.admission):
@@ -268,7 +268,7 @@ class ContinuousBatch:
                 self._prefilling.remove(q)
                 prompts.append((q, chunk))
                 left -= chunk
-        if self.preemptions > evictions:
+        if self.preemptions > preemptions:
             return prompts
         running = len(self._decodes) + len(self._prefilling) + len(prompts)
         while self.waiting and running < self.limits.max_num_seqs:
@@ -301,7 +301,7 @@ class ContinuousBatch:
             if not q.decoding or (self._context(q) - 1) % self.limits.block_size:
                 continue
             while self.free_blocks - granted < 1 and len(candidates) >= position:
-                self._evict(candidates.pop())
+                self._preempt(candidates.pop())
             granted += len(candidates) >= position
         self.free_blocks -= granted  # only now: until then ``_remove`` counts blocks as before this step
 
@@ -309,18 +309,18 @@ class ContinuousBatch:
         """Give a prompt the blocks for its tokens, preempting the last prompts; return False if that was itself."""
         while self.free_blocks < self._blocks(tokens) - q.blocks:
             victim = max(self._prefilling, key=self._victim_order)
-            self._evict(victim)
+            self._preempt(victim)
             if victim is q:
                 return False
         self.free_blocks -= self._blocks(tokens) - q.blocks
         q.blocks = self._blocks(tokens)
         return True
 
-    def _evict(self, q: BatchSequence) -> None:
+    def _preempt(self, q: BatchSequence) -> None:
         self._remove(q)
         self.preemptions += 1
         q.preemptions += 1
-        q.order.eviction, q.prefilled = self.preemptions, 0
+        q.order.last_preemption, q.prefilled = self.preemptions, 0
         self._wait(q)
 
     def _steps_until_change(self) -> int:

@@ -56,19 +56,19 @@ def run(
                 return OK
             counters.last_s = max(counters.last_s, now_s)
             _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
-        # Two passes: decode, then prefill replicas; with a central queue the second offers evicted requests again.
+        # Two passes: decode, then prefill replicas; with a central queue the second offers preempted requests again.
         passes = 2 if params.central_queue == 1 or params.decode_replicas > 0 else 1
         while passes > 0:
             passes -= 1
-            evictions = counters.evictions
+            preemptions = counters.preemptions
             decoding = passes == 1 and params.decode_replicas > 0
             count = _order(S, decoding)
             for k in range(count):
                 _schedule(
-                    S, D, S.tmp_order[k], now_s, count - 1 - k, evictions, rank, victim,
+                    S, D, S.tmp_order[k], now_s, count - 1 - k, preemptions, rank, victim,
                     decode_batching if decoding else batching, decode_memory if decoding else memory, preemption,
                 )  # fmt: skip
-            if counters.problem != OK or (counters.evictions == evictions and not decoding):
+            if counters.problem != OK or (counters.preemptions == preemptions and not decoding):
                 break
         if counters.problem != OK:
             return counters.problem
@@ -101,7 +101,7 @@ def _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
     while counters.entry_s == now_s:
         i = next_sent(S)
         take_sent(S, i)
-        counters.front_free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_queue_s
+        counters.front_free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_serial_s
         update_entry_time(S)
         rejection = _rejection(S, i, memory, decode_memory)
         if rejection != NONE:
@@ -172,7 +172,7 @@ def _new_slot(S, i):
     q.prefilled = 0
     q.blocks = 0
     q.admission = -1
-    q.eviction = 0
+    q.last_preemption = 0
     q.last_step_number = 0
     q.last_token_s = 0.0
     q.join_step = 0
@@ -294,10 +294,10 @@ def _first_blocked(S):
 
 
 @jit
-def _schedule(S, D, r, now_s, left, evictions, rank, victim, batching, memory, preemption):
+def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption):
     """Fill a replica's pipeline with steps; decode-only steps repeat in place.
 
-    ``left`` replicas are still to be scheduled in this pass, which started with a count of ``evictions``.
+    ``left`` replicas are still to be scheduled in this pass, which started with a count of ``preemptions``.
     """
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
@@ -306,7 +306,7 @@ def _schedule(S, D, r, now_s, left, evictions, rank, victim, batching, memory, p
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
         if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption):
-            if w.evicted == 0 or retried or w.plan_flags & FORM_ONCE != 0:
+            if w.preempted == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 return
             retried = True
             swap_s = w.swap_s
@@ -315,7 +315,7 @@ def _schedule(S, D, r, now_s, left, evictions, rank, victim, batching, memory, p
         retried, swap_s = False, 0.0
         end_s = launch(S, D, r, now_s)
         alone = params.max_in_flight == 1 and w.prompts == 0
-        repeating = alone and can_repeat(S, r, end_s, _independent_until_s(S, left, evictions))
+        repeating = alone and can_repeat(S, r, end_s, _independent_until_s(S, left, preemptions))
         if repeating:
             end_in_place(S, r, end_s)
             now_s = end_s
@@ -324,17 +324,17 @@ def _schedule(S, D, r, now_s, left, evictions, rank, victim, batching, memory, p
 
 
 @jit
-def _independent_until_s(S, left, evictions):
+def _independent_until_s(S, left, preemptions):
     """Return the time before which no other replica and no arrival can change the decisions of this replica.
 
     Replicas interact where requests arrive; in a closed loop and with dependents also where any request ends; with a
-    central queue also where any replica evicts; under disaggregation also where a prompt or a transfer ends. The
+    central queue also where any replica preempts; under disaggregation also where a prompt or a transfer ends. The
     replicas still to be scheduled now are not among the events yet.
     """
     counters, params = S.counters[0], S.params[0]
     until_s = min(counters.entry_s, counters.bin_deadline_s)
     if params.closed_loop == 1 or params.has_dependents == 1 or params.central_queue == 1 or params.decode_replicas > 0:
-        if left > 0 or counters.evictions != evictions or (params.decode_replicas > 0 and _prefill_pending(S)):
+        if left > 0 or counters.preemptions != preemptions or (params.decode_replicas > 0 and _prefill_pending(S)):
             return -INFINITY
         if counters.events > 0:
             until_s = min(until_s, S.event_s[0])

@@ -29,16 +29,16 @@ def _record(ints: str, floats: str = "") -> np.dtype[Any]:
 
 slot_t = _record(
     """
-    index prompt output priority tenant generated context prefilled blocks admission eviction last_step_number
+    index prompt output priority tenant generated context prefilled blocks admission last_preemption last_step_number
     join_step finish_step next_block_step counts_block decoding swapped waiting batch generated_at_admission
     cached_blocks freed_before_cached cached_replica prefill_replica decode_replica transfer_blocks
     """,
     "arrival_s last_token_s queued_s queued_for_s charged_tokens",
 )
 """A request. ``context`` are the tokens that must be in the cache before the next one: prompt and output so far.
-``transfer_blocks`` of ``prefill_replica`` wait there to be fetched by a replica that decodes; ``cached_blocks`` of an
-evicted request may still be in the cache of replica ``cached_replica``. ``admission``, ``eviction`` and
-``last_step_number`` number all admissions, evictions and ends of steps of the run; they break ties between victims."""
+``transfer_blocks`` of ``prefill_replica`` wait there to be fetched by a replica that decodes; ``cached_blocks`` of a
+preempted request may still be in the cache of replica ``cached_replica``. ``admission``, ``last_preemption`` and
+``last_step_number`` number all admissions, preemptions and ends of steps of a run; they break ties of victims."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
@@ -73,7 +73,7 @@ result_t = np.dtype(
 
 counter_t = _record(
     """
-    slots free_slots next released admissions evictions last_step_numbers step_rows gap_rows pool_top events problem
+    slots free_slots next released admissions preemptions last_step_numbers step_rows gap_rows pool_top events problem
     problem_value batches ready
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
@@ -91,12 +91,12 @@ param_t = _record(
     idle_flags serial_transfers
     """,
     """
-    max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_queue_s front_request_s transfer_fixed_s
+    max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_token_s
     """,
 )
 """Parameters, one row per side: ``replicas`` that prefill, and decode unless there are ``decode_replicas``.
 ``stride`` is the largest ``max_in_flight`` or ``pp`` of both sides."""
 
-work_t = _record("flight seqs decodes prompts prompt_tokens longest evicted plan_flags", "swap_s")
+work_t = _record("flight seqs decodes prompts prompt_tokens longest preempted plan_flags", "swap_s")
 """The step being formed."""

@@ -125,7 +125,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
         pool * (queues == 1),
         np.inf,
     )
-    counters["entry_s"] = float(columns.arrival_s[0]) + cost.front.queue_s + cost.front.request_s
+    counters["entry_s"] = float(columns.arrival_s[0]) + cost.front.serial_s + cost.front.request_s
     flights = _rows(kernel_layout.flight_t, replicas * stride)
     flights["group"] = (np.arange(replicas)[:, None] * (stride + 1) + 1 + np.arange(stride)).ravel()
     queue_rows = _rows(kernel_layout.queue_t, queues)
@@ -219,7 +219,7 @@ def _param_rows(setup: Setup) -> Array:
             "two_degrees": side.deployment.cost.other is not None,
             "idle_tokens": side.idle_plan[1],
             "idle_flags": side.idle_plan[2],
-            "front_queue_s": front.queue_s,
+            "front_serial_s": front.serial_s,
             "front_request_s": front.request_s,
             "transfer_fixed_s": side.kv_transfer.fixed_s,
             "transfer_token_s": side.kv_transfer.token_s,

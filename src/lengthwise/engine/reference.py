@@ -14,11 +14,11 @@ from collections import Counter
 import numpy as np
 
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._reference_state import Admission, Eviction, Queue, Replica, Request, Step, Transfer, Wait
+from lengthwise.engine._reference_state import Admission, LastPreemption, Queue, Replica, Request, Step, Transfer, Wait
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Function, Setup, error_of
 from lengthwise.policy import (
-    ADMIT_AFTER_EVICTION,
+    ADMIT_AFTER_PREEMPTION,
     CHUNKED,
     DECODES_REST,
     DECODES_WAIT,
@@ -60,7 +60,7 @@ class Reference:
         self.service = [0.0] * setup.tenants
         self.backlog = [0] * setup.tenants
         self.last_service = 0.0
-        self.next = self.admissions = self.evictions = self.last_step_numbers = self.batches = 0
+        self.next = self.admissions = self.preemptions = self.last_step_numbers = self.batches = 0
         self.released = setup.released
         self.parents_left = setup.dependents.num_parents.tolist() if setup.dependents else [0] * n
         self.roots = [i for i, parents in enumerate(self.parents_left) if parents == 0]
@@ -138,7 +138,7 @@ class Reference:
 
     def _front_free_s(self, i: int) -> float:
         """Return when the front end is free again after a request."""
-        return max(float(self.arrival_s[i]), self.front_free_s) + self.s.deployment.cost.front.queue_s
+        return max(float(self.arrival_s[i]), self.front_free_s) + self.s.deployment.cost.front.serial_s
 
     def _update_entry_time(self) -> None:
         """Set when the next request that is sent will have passed the front end."""
@@ -373,7 +373,7 @@ class Reference:
     def _schedule_all(self, now: float) -> None:
         """Schedule the pending replicas by number; with requests in a central queue all, the least loaded first.
 
-        Requests that were evicted into a central queue are offered to all replicas once more. Decode replicas are
+        Requests that were preempted into a central queue are offered to all replicas once more. Decode replicas are
         scheduled first: prefill replicas then see the blocks that these fetched and freed.
         """
         if self.remote:
@@ -383,14 +383,14 @@ class Reference:
                     self._schedule(rep, now)
             return
         for _ in range(2):
-            before = self.evictions
+            before = self.preemptions
             order = [rep for rep in self.replicas if rep.pending]
             if self.s.params.central_queue and self.replicas[0].queue.waiting:
                 order = sorted(self.replicas, key=lambda rep: (len(rep.running), rep.number))
             for rep in order:
                 rep.pending = False
                 self._schedule(rep, now)
-            if not self.s.params.central_queue or self.evictions == before:
+            if not self.s.params.central_queue or self.preemptions == before:
                 return
 
     def _schedule(self, rep: Replica, now: float) -> None:
@@ -398,7 +398,7 @@ class Reference:
             self._start_transfers(rep, now)
         while len(rep.flights) < rep.s.params.max_in_flight:
             step = self._form(rep, now)
-            if not step.seqs and step.evicted and not step.flags & FORM_ONCE:
+            if not step.seqs and step.preempted and not step.flags & FORM_ONCE:
                 swap_s = step.swap_s
                 step = self._form(rep, now)
                 step.swap_s += swap_s
@@ -417,12 +417,12 @@ class Reference:
             rep.phase_steps = rep.phase_rounds = 0
         if admit > 0:
             rep.steps_since = rep.ended_since = 0
-            self._preempt(rep, step)
+            self._preempt_for_waiting(rep, step)
         if not flags & DECODES_WAIT:
             self._take_decodes(rep, step, flags)
         prompt_tokens = max(0, tokens - len(step.decodes))
         self._continue_prompts(rep, step, prompt_tokens)
-        if not step.evicted or flags & ADMIT_AFTER_EVICTION:
+        if not step.preempted or flags & ADMIT_AFTER_PREEMPTION:
             self._admit(rep, step, admit, prompt_tokens, flags)
         if not step.seqs:
             self._take_decodes(rep, step, flags)
@@ -442,15 +442,15 @@ class Reference:
         )  # fmt: skip
         return int(admit), int(tokens), int(flags)
 
-    def _preempt(self, rep: Replica, step: Step) -> None:
-        """Evict running requests for waiting ones that lack a slot or memory, where the preemption policy permits it.
+    def _preempt_for_waiting(self, rep: Replica, step: Step) -> None:
+        """Preempt running requests for waiting ones that lack a slot or memory, where the preemption policy permits it.
 
         Residents without a token since their admission are exempt: every admission yields at least one token, or two
         requests could preempt each other forever.
         """
         params = rep.s.params
-        evicts_first = params.preempts or step.flags & ADMIT_AFTER_EVICTION
-        if evicts_first or len(rep.running) < params.max_num_seqs:  # Else nothing could be admitted.
+        preempts_first = params.preempts or step.flags & ADMIT_AFTER_PREEMPTION
+        if preempts_first or len(rep.running) < params.max_num_seqs:  # Else nothing could be admitted.
             self._update_ranks(rep.queue)
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
         if not (params.preempts and check and rep.queue.waiting):
@@ -471,8 +471,8 @@ class Reference:
                 continue
             break
         for _, _, q in reversed(running[left:]):
-            self._evict(rep, step, q)
-        step.evicted = rep.check_preemption = False
+            self._preempt(rep, step, q)
+        step.preempted = rep.check_preemption = False
         rep.steps_since_check = 0
 
     def _blocks_to_enter(self, q: Request, free: int, free_seqs: int) -> int:
@@ -563,13 +563,13 @@ class Reference:
     def _claim_blocks(
         self, rep: Replica, step: Step, q: Request, need: int, reserve: int = 0, *, strict: bool = False
     ) -> bool:
-        """Give the request its blocks, evicting idle residents in the order of victims; False if it was evicted itself.
+        """Give the request its blocks, and preempt idle residents for them; return False if it was preempted itself.
 
         The last request of a replica needs no reserve, or it could never run (except by Vidur's strict rule).
         """
         while rep.free < need or (rep.free < reserve and (strict or len(rep.running) + step.seqs > 1)):
             victim = max(rep.idle, key=self._victim_order)
-            self._evict(rep, step, victim)
+            self._preempt(rep, step, victim)
             if victim is q:
                 return False
         rep.free -= need
@@ -579,17 +579,19 @@ class Reference:
     def _victim_order(self, q: Request) -> tuple[float, int]:
         return self._key(self.s.functions.victim, q), q.last_step_number
 
-    def _evict(self, rep: Replica, step: Step, q: Request) -> None:
+    def _preempt(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params
         rep.idle.remove(q)
-        self.evictions += 1
-        q.eviction = Eviction(self.evictions)
+        self.preemptions += 1
+        q.last_preemption = LastPreemption(self.preemptions)
         if params.prefix_caching:
             cached = (q.context - 1 if q.decoding else q.prefilled) // params.block_size
-            q.eviction = Eviction(self.evictions, cached, rep.total_released + q.blocks - cached, rep.number)
+            q.last_preemption = LastPreemption(
+                self.preemptions, cached, rep.total_released + q.blocks - cached, rep.number
+            )
         rep.free += q.blocks
         rep.total_released += q.blocks
-        step.evicted = True
+        step.preempted = True
         if params.swap and q.decoding:
             q.swapped = True
             step.swap_s += q.blocks * params.swap_s_per_block
@@ -663,11 +665,11 @@ class Reference:
             step.prompts.append((q, chunk))
 
     def _cached_tokens(self, rep: Replica, q: Request, flags: int) -> int:
-        """Return the tokens of an evicted request whose blocks are still in the prefix cache.
+        """Return the tokens of a preempted request whose blocks are still in the prefix cache.
 
         Blocks are reused in the order in which they were freed, those of a request's end before those of its start.
         """
-        left = q.eviction
+        left = q.last_preemption
         if left.replica != rep.number or not left.cached_blocks or q.swapped or not flags & CHUNKED:
             return 0
         reused = max(0, rep.total_released - rep.free - left.mark)
@@ -678,7 +680,7 @@ class Reference:
         left = prompt_tokens - step.prompt_tokens
         if flags & CHUNKED:
             return min(q.context - cached, left)
-        if not step.prompts and q.eviction.number > 0:
+        if not step.prompts and q.last_preemption.number > 0:
             return q.context
         if flags & PADDED:
             longest = max([q.context, *(chunk for _, chunk in step.prompts)])

@@ -214,8 +214,8 @@ class Setup:
         predicted, index = self.predicted_at(q.index, q.generated)
         key: float = function(
             now_s, q.arrival_s, q.prompt, q.generated, predicted, max(1.0, predicted - q.generated), index,
-            q.wait.total_s(now_s), int(self.columns.priority[q.index]), q.admission.number, q.eviction.number, service,
-            q.wait.batch,
+            q.wait.total_s(now_s), int(self.columns.priority[q.index]), q.admission.number, q.last_preemption.number,
+            service, q.wait.batch,
         )  # fmt: skip
         if math.isnan(key):
             raise error_of(kernel_layout.BAD_RANK, self, q.index)

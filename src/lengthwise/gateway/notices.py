@@ -15,7 +15,7 @@ from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.scheduling import PASSTHROUGH_MODES
 
 if TYPE_CHECKING:
-    from lengthwise.gateway.fleet import Worker
+    from lengthwise.gateway.fleet import EngineWorker
 
 _REQUEST_TIMEOUT_S = 2.0
 _STABLE_S = 5.0
@@ -63,7 +63,7 @@ def notices(config: GatewayConfig) -> list[str]:
     return found
 
 
-async def engine_notices(workers: Iterable[Worker], mode: str) -> list[str]:
+async def engine_notices(workers: Iterable[EngineWorker], mode: str) -> list[str]:
     """Return warnings about engines, after one GET each, within 2 s."""
     workers = tuple(workers)
     in_dev_mode = compress(workers, await asyncio.gather(*map(_is_in_dev_mode, workers)))
@@ -105,7 +105,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _preemption_notice(worker: Worker, mode: str) -> str:
+def _preemption_notice(worker: EngineWorker, mode: str) -> str:
     """Return why requests at the worker are not preempted; "" they are."""
     capabilities = worker.capabilities
     if capabilities.ids_each and capabilities.token_ids:
@@ -125,7 +125,7 @@ def _preemption_notice(worker: Worker, mode: str) -> str:
     return f"{reason}: no request is preempted there, and mode {mode} only orders waiting requests"
 
 
-async def _is_in_dev_mode(worker: Worker) -> bool:
+async def _is_in_dev_mode(worker: EngineWorker) -> bool:
     """Return whether the engine answers a route that only development mode has."""
     import aiohttp
 

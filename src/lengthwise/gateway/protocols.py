@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from lengthwise.gateway.request import Outcome, Rejection, Request
+from lengthwise.gateway.request import Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Phase
 
 
@@ -17,7 +17,7 @@ class Listener:
     def on_arrival(self, request: Request) -> None:
         """A request with its first prediction is admitted to the queue."""
 
-    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:
+    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:
         """A request is not admitted."""
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:

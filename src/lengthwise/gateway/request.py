@@ -192,7 +192,7 @@ class Request:
     client: Client = ANONYMOUS
     body_bytes: int = 0
     prefix: PromptPrefix = EMPTY  # requests with a common prefix prefer one worker
-    resumable: bool = False  # whether a preemption cannot change its answer
+    preemptible: bool = False  # whether a preemption cannot change its answer
     length_prediction: LengthPrediction = DEFAULT_PREDICTION
     requested_tokens: int = 0  # length that the client fixed; 0 none
     choices: int = 1
@@ -202,8 +202,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why a request is not served: HTTP status, reason for metrics, message, and when to retry (None: unknown)."""
+class Refusal:
+    """Why the gateway does not serve a request: HTTP status, reason for metrics, message, when to retry."""
 
     status: int
     reason: str
@@ -211,4 +211,4 @@ class Rejection:
     retry_after_s: float | None = None
 
 
-DRAINING = Rejection(503, "draining", "The gateway is shutting down; send the request again.", 1.0)
+DRAINING = Refusal(503, "draining", "The gateway is shutting down; send the request again.", 1.0)

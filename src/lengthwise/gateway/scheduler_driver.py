@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
-from lengthwise.gateway.request import DRAINING, LengthPrediction, Outcome, Rejection, Request
+from lengthwise.gateway.request import DRAINING, LengthPrediction, Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ _MIN_TIMER_S = 0.001
 
 
 class NotServedError(Exception):
-    """A request cannot be served, before or after its admission, for the reason in ``rejection``."""
+    """A request cannot be served, before or after its admission, for the reason in ``refusal``."""
 
-    def __init__(self, rejection: Rejection) -> None:
-        super().__init__(rejection.message)
-        self.rejection = rejection
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 class RequestFinishedError(Exception):
@@ -84,7 +84,7 @@ class Ticket:
         """Report that the request cannot be resumed elsewhere from its current worker."""
         if not (self.nonpreemptible or self.finished):
             self.nonpreemptible, now_s = True, self._driver.clock()
-            if self.request.resumable:
+            if self.request.preemptible:
                 self.interrupted.clear()
                 self._driver.scheduler.mark_nonpreemptible(now_s, self.request.id)
                 self._driver.wake_when_due(now_s)
@@ -124,9 +124,9 @@ class Ticket:
             self.worker = worker
             self._future.set_result(worker)
 
-    def refused(self, rejection: Rejection, outcome: Outcome, detail: str) -> None:
+    def refused(self, refusal: Refusal, outcome: Outcome, detail: str) -> None:
         """Refuse the waiting task and end the request."""
-        self._reject(NotServedError(rejection))
+        self._reject(NotServedError(refusal))
         self.end(outcome, detail)
 
     def interrupt(self, cause: str) -> None:
@@ -163,10 +163,10 @@ class SchedulerDriver:
 
     async def enter(self, request: Request) -> Ticket:
         """Return the request's ticket once a worker is assigned; raise NotServedError if refused or expired."""
-        rejection = DRAINING if self._closed else self.scheduler.offer(self.clock(), request)
-        if rejection is not None:
-            self.listeners.refused(rejection.reason, rejection, request.client.tenant, request.model)
-            raise NotServedError(rejection)
+        refusal = DRAINING if self._closed else self.scheduler.offer(self.clock(), request)
+        if refusal is not None:
+            self.listeners.refused(refusal.reason, refusal, request.client.tenant, request.model)
+            raise NotServedError(refusal)
         self.listeners.on_arrival(request)
         ticket = self._tickets[request.id] = Ticket(self, request)
         return await ticket.wait()
@@ -226,9 +226,9 @@ class SchedulerDriver:
     def _apply(self, decisions: Decisions, now_s: float) -> None:
         for phase in decisions.phases:
             self.listeners.phase(phase)
-        for one, rejection in decisions.expire:
+        for one, refusal in decisions.expire:
             if (ticket := self._tickets.get(one)) is not None:
-                ticket.refused(rejection, Outcome.EXPIRED, rejection.reason)
+                ticket.refused(refusal, Outcome.EXPIRED, refusal.reason)
         self._interrupt(decisions.preempt, PREEMPTED)
         for one, worker in decisions.assign:
             if (ticket := self._tickets.get(one)) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lengthwise.gateway.request import Rejection
+from lengthwise.gateway.request import Refusal
 
 PASSTHROUGH_MODES = ("observe", "engine-priority", "engine-plugin")
 """Modes in which requests are dispatched at once, up to an engine's ``concurrency``."""
@@ -58,7 +58,7 @@ class Phase:
 class Decisions:
     """Decisions to carry out now, in this order."""
 
-    expire: tuple[tuple[int, Rejection], ...] = ()  # requests that have waited too long, with the reason
+    expire: tuple[tuple[int, Refusal], ...] = ()  # requests that have waited too long, with the reason
     preempt: tuple[int, ...] = ()  # requests to abort at their worker and to return with their tokens so far
     # (request, worker) to dispatch: workers have a free slot now, before the preemptions have ended.
     assign: tuple[tuple[int, str], ...] = ()

@@ -185,8 +185,8 @@ class Gateway:
         stack.push_async_callback(self.relay.aclose)
         state: Any = {"models": self.fleet.models, "entries": self.fleet.entries, "ready": self.fleet.ready}
         state |= {"tenants": tenants, "clock": clock}
-        exchange = self.telemetry.exchange(self.relay.exchange)
-        self.app = App(config, exchange, listener=driver.listeners, **state)
+        handler = self.telemetry.traced(self.relay.serve)
+        self.app = App(config, handler, listener=driver.listeners, **state)
         if admin_listener is not None:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)

@@ -226,7 +226,7 @@ class Question:
     seeds: int = 5  # runs of each cell, each on other requests
     unit: LoadUnit = LoadUnit.CAPACITY
     # Batching and memory of FCFS and the oracle, which differ only in rank.
-    base: Scheduler = Scheduler(rank="fcfs_evicted_first", memory="paged_by_chunk")  # noqa: RUF009 - frozen
+    base: Scheduler = Scheduler(rank="fcfs_preempted_first", memory="paged_by_chunk")  # noqa: RUF009 - frozen
     name: str = ""
     metadata: dict[str, str] = field(default_factory=dict)  # fixed properties, for headings
     level: float = 0.95  # of confidence intervals

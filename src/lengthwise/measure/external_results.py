@@ -16,7 +16,7 @@ import numpy as np
 
 from lengthwise.measure.client_records import records_of
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import Measured, Status, TokenTimes
+from lengthwise.schema.records import RunResult, Status, TokenTimes
 from lengthwise.schema.workload import Workload
 
 UNKNOWN = math.nan
@@ -58,7 +58,7 @@ class Results:
     concurrency: int | None = None
 
 
-def measured_of(results: Results, name: str) -> Measured:
+def measured_of(results: Results, name: str) -> RunResult:
     """Return the results in order of arrival, with the first request at 0; raises InputError."""
     if not results.rows:
         raise InputError("results must hold at least one request; these hold none")
@@ -105,7 +105,7 @@ def measured_of(results: Results, name: str) -> Measured:
             f"{len(rows) - len(finished):,} of {len(rows):,} requests did not finish; latencies are of the rest"
         )
     errors = dict(Counter(row.failure for row in rows if row.failure))
-    return Measured(records, workload, results.source, dict(results.metadata), tuple(warnings), errors, tokens)
+    return RunResult(records, workload, results.source, dict(results.metadata), tuple(warnings), errors, tokens)
 
 
 def _token_times(rows: Sequence[Request], zero_s: float) -> TokenTimes | None:
@@ -296,7 +296,7 @@ FORMATS = {  # formats that ``read_foreign`` reads
 }
 
 
-def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
+def read_foreign(path: Path | str, *, benchmark: int | None = None) -> RunResult:
     """Read another program's results, of GuideLLM the indexed ``benchmark``, as records of a run; raise InputError."""
     path = Path(path)
     try:

@@ -26,7 +26,7 @@ from lengthwise.measure.client_records import records_of
 from lengthwise.measure.load_client import Monitor, Row, Run, prompts_of
 from lengthwise.measure.prefix_cache import cache_warning, prefix_facts
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import BENCH, Measured, Status, TokenTimes, shape_facts
+from lengthwise.schema.records import BENCH, RunResult, Status, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.workload import Poisson
 
@@ -55,7 +55,7 @@ def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 _EXACT_SHARE = 0.01
 
 
-def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, Any], seed: int) -> Measured:
+def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, Any], seed: int) -> RunResult:
     """Return the records of a run with its metadata and warnings; ``end_s`` is a time of ``time.perf_counter``."""
     rows, workload = run.rows, run.workload
     sent = [row for row in rows if row is not None]
@@ -94,7 +94,7 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
     cached = cache_warning(complete)
     warnings = (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings())
     requested = replace(workload, name=workload.name or "workload")
-    return Measured(records, requested, BENCH, complete, warnings, dict(errors), tokens, client_s)
+    return RunResult(records, requested, BENCH, complete, warnings, dict(errors), tokens, client_s)
 
 
 def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> list[str]:
@@ -133,7 +133,7 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
     return found
 
 
-def deployment_facts(measured: Measured, deployment: Mapping[str, Any]) -> Measured:
+def deployment_facts(measured: RunResult, deployment: Mapping[str, Any]) -> RunResult:
     """Return the run with the deployment behind the server; warn where the server reports otherwise."""
     metadata, found = measured.metadata, []
     served, shape = catalog.served_model(str(metadata["model"])), deployment.get("model_shape")
@@ -243,7 +243,7 @@ def bench(
     capabilities: Abilities | None = None,
     deployment: Mapping[str, Any] | None = None,
     report: Callable[[int, int], None] = lambda *_: None,
-) -> Measured:
+) -> RunResult:
     """Measure a workload on a server; the result has the form of a simulation's records.
 
     Open loop: each request is sent when it is due, whatever happened to earlier ones, and latencies count from then.
@@ -267,7 +267,7 @@ async def _bench(
     settings: LoadSettings,
     capabilities: Abilities | None,
     report: Callable[[int, int], None],
-) -> Measured:
+) -> RunResult:
     limit_s = settings.time_limit_s
     arguments = dataclasses.asdict(settings) | {"concurrency": workload.concurrency}
     arguments["time_limit_s"] = limit_s if math.isfinite(limit_s) else None

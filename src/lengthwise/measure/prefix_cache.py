@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 
 KEY = "prefix_cache"
 MAX_CACHED_SHARE = 0.03  # share of cached prompt tokens beyond which a run's TTFT is not that of its prompts
@@ -56,7 +56,7 @@ def cache_warning(metadata: Mapping[str, Any]) -> str | None:
     return f"the server had {_words(cached)} in its prefix cache, though no shared prefix was requested: {reason}"
 
 
-def prefix_warnings(measured: Measured) -> list[str]:
+def prefix_warnings(measured: RunResult) -> list[str]:
     """Return why a simulation, which computes every prompt in full, does not match the run; not its own warnings."""
     metadata = measured.metadata
     shared, cached, warning = _shared_prefix(metadata), cached_of(metadata), cache_warning(metadata)

@@ -5,7 +5,7 @@ are recorded "pieces.at_s" and "pieces.tokens", a list per request; "client_s" w
 metadata's key "lengthwise.records" holds a JSON object::
 
     {"format": "lengthwise.records", "version": 1, "kind": "simulated" | "measured", "made_by": str,
-     "source", "metadata", "warnings", "errors": as in Measured,
+     "source", "metadata", "warnings", "errors": as in RunResult,
      "name", "seed", "end_s": as in Records,
      "workload": {"name", "concurrency", ...}, "gaps", "totals", "series", "steps": records of columns;
      an array is {"dtype", "length", "zlib"}, the last being base64 of its bytes packed by zlib}
@@ -32,10 +32,10 @@ import polars as pl
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.records import (
-    Measured,
     Records,
     ReplicaTotals,
     RequestRecords,
+    RunResult,
     StepRecords,
     TimeSeries,
     TokenGaps,
@@ -142,7 +142,7 @@ _AT, _TOKENS, _CLIENT = "pieces.at_s", "pieces.tokens", "client_s"
 _PARTS: dict[str, type] = {"gaps": TokenGaps, "totals": ReplicaTotals, "series": TimeSeries}
 
 
-def write_records(measured: Measured, path: Path | str) -> None:
+def write_records(measured: RunResult, path: Path | str) -> None:
     """Write a file from which ``read_records`` restores the same to the bit; atomically; raise OutputError."""
     records, tokens = measured.records, measured.tokens
     names = [f.name for f in dataclasses.fields(RequestRecords)]
@@ -179,7 +179,7 @@ def write_records(measured: Measured, path: Path | str) -> None:
     write_whole(path, lambda target: pl.DataFrame(columns).write_parquet(target, metadata={_KEY: text}))
 
 
-def read_records(path: Path | str) -> Measured:
+def read_records(path: Path | str) -> RunResult:
     """Read what ``write_records`` wrote; raise InputError for a missing, damaged or other file or version."""
     path = Path(path)
     damages = (
@@ -216,7 +216,7 @@ def read_records(path: Path | str) -> Measured:
         raise InputError(f"{path} must hold records as they were written; {problem}") from error
 
 
-def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
+def _measured(frame: Any, meta: dict[str, Any]) -> RunResult:
     names = [f.name for f in dataclasses.fields(RequestRecords)]
     records = Records(
         requests=RequestRecords(**{name: frame[name].to_numpy() for name in names}),
@@ -226,7 +226,7 @@ def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
         seed=int(meta["seed"]),
         name=meta["name"],
     )
-    return Measured(
+    return RunResult(
         records,
         workload_of(frame, meta["workload"]),
         meta["source"],

@@ -17,7 +17,7 @@ from lengthwise.metrics.distribution import absolute_errors, distances, gap_coun
 from lengthwise.metrics.summary import Counts, Slo, Window, bucket_counts, window_intersection, window_of, window_rows
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.metric_names import LATENCIES, QUANTILES
-from lengthwise.schema.records import Measured, Records, RequestRecords, Status, TokenTimes, shape_facts
+from lengthwise.schema.records import Records, RequestRecords, RunResult, Status, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import Floats, Ints
 
@@ -49,7 +49,7 @@ class Side:
     """One of the two runs."""
 
     name: str  # name of its records, or its source
-    source: str  # as in Measured
+    source: str  # as in RunResult
     counts: Counts  # requests by bucket, warm-up left out
     span_s: float  # seconds from the end of the warm-up to the last event
     client: ClientSeconds | None = None  # None where the client's delays are unknown
@@ -129,7 +129,7 @@ class Comparison:
 class Run:
     """A measured or simulated run and the requests that count (``rows``)."""
 
-    measured: Measured
+    measured: RunResult
     rows: Window
 
     @property
@@ -161,8 +161,8 @@ class Run:
 
 
 def compare(
-    a: Measured,
-    b: Measured,
+    a: RunResult,
+    b: RunResult,
     *,
     paired: bool | Literal["auto"] = "auto",
     warmup_s: float = 0.0,
@@ -437,7 +437,7 @@ def _workload_warnings(a: Workload, b: Workload) -> Iterator[str]:
         yield "They are of different requests: lengths differ one by one."
 
 
-def _origin_warnings(a: Measured, b: Measured) -> Iterator[str]:
+def _origin_warnings(a: RunResult, b: RunResult) -> Iterator[str]:
     """Yield differences of models (by shape, as names vary), GPUs, engines and deployments, as far as recorded."""
     deployments = [_deployment(run) for run in (a, b)]
     names, shapes = [_model_name(run) for run in (a, b)], [_model_shape(run) for run in (a, b)]
@@ -466,22 +466,22 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str]) 
     return [f"{key} {a[key]} and {b[key]}" for key in keys if key in a and key in b and a[key] != b[key]]
 
 
-def _deployment(run: Measured) -> Mapping[str, Any]:
+def _deployment(run: RunResult) -> Mapping[str, Any]:
     deployment = run.metadata.get("deployment")
     return deployment if isinstance(deployment, Mapping) else {}
 
 
-def _gpu_name(run: Measured) -> str:
+def _gpu_name(run: RunResult) -> str:
     name = str(_deployment(run).get("gpu") or run.metadata.get("gpu") or "")
     known = catalog.find_gpu(name) if name else None
     return name if known is None else known.name
 
 
-def _model_name(run: Measured) -> str:
+def _model_name(run: RunResult) -> str:
     return str(_deployment(run).get("model") or run.metadata.get("model") or "")
 
 
-def _model_shape(run: Measured) -> Mapping[str, Any] | None:
+def _model_shape(run: RunResult) -> Mapping[str, Any] | None:
     """Return the recorded shape, or that of the catalog's model with the recorded name."""
     shape = _deployment(run).get("model_shape")
     if isinstance(shape, Mapping):

@@ -3,7 +3,7 @@ from .compile import compiled as compiled
 from .compile import interpreted as interpreted
 from .compile import key_of as key_of
 from .compile import keys as keys
-from .contracts import ADMIT_AFTER_EVICTION as ADMIT_AFTER_EVICTION
+from .contracts import ADMIT_AFTER_PREEMPTION as ADMIT_AFTER_PREEMPTION
 from .contracts import CHUNKED as CHUNKED
 from .contracts import DECODES_REST as DECODES_REST
 from .contracts import DECODES_WAIT as DECODES_WAIT

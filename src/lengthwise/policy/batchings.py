@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lengthwise.policy.contracts import (
-    ADMIT_AFTER_EVICTION,
+    ADMIT_AFTER_PREEMPTION,
     CHUNKED,
     DECODES_WAIT,
     FORM_ONCE,
@@ -80,4 +80,4 @@ def vidur_vllm(token_budget, max_num_seqs):
 @batching
 def vidur_sarathi(token_budget, max_num_seqs):
     """Vidur's Sarathi: as chunked, with a reserve block per decode, its restarts and no second attempt."""
-    return max_num_seqs, token_budget, CHUNKED + _VIDUR + ADMIT_AFTER_EVICTION + RESTART_AS_DECODE
+    return max_num_seqs, token_budget, CHUNKED + _VIDUR + ADMIT_AFTER_PREEMPTION + RESTART_AS_DECODE

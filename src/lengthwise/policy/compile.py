@@ -16,7 +16,7 @@ from lengthwise.schema.errors import PolicyError
 Function = Callable[..., Any]
 Floats = npt.NDArray[np.float64]
 
-INTEGER_COLUMNS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch")
+INTEGER_COLUMNS = ("prompt_tokens", "generated_tokens", "priority", "admission", "last_preemption", "batch")
 """Columns of type int64; the others are float64."""
 COLUMNS = RANK_ARGUMENTS[1:]
 """Columns of ``keys``: all arguments of a rank except the time."""
@@ -175,11 +175,12 @@ def _loop() -> Any:
 
 def _key_every_row(
     rank: Any, now_s: Any, arrival_s: Any, prompt_tokens: Any, generated_tokens: Any, predicted_tokens: Any,
-    remaining_tokens: Any, gittins_rank: Any, queued_for_s: Any, priority: Any, admission: Any, eviction: Any,
+    remaining_tokens: Any, gittins_rank: Any, queued_for_s: Any, priority: Any, admission: Any, last_preemption: Any,
     service_tokens: Any, batch: Any, out: Any,
 ) -> None:  # fmt: skip
     for i in range(len(out)):
         out[i] = rank(
             now_s, arrival_s[i], prompt_tokens[i], generated_tokens[i], predicted_tokens[i], remaining_tokens[i],
-            gittins_rank[i], queued_for_s[i], priority[i], admission[i], eviction[i], service_tokens[i], batch[i],
+            gittins_rank[i], queued_for_s[i], priority[i], admission[i], last_preemption[i], service_tokens[i],
+            batch[i],
         )  # fmt: skip

@@ -19,7 +19,7 @@ Decorator = Callable[[Function], "Policy"]
 
 RANK_ARGUMENTS = (
     "now_s", "arrival_s", "prompt_tokens", "generated_tokens", "predicted_tokens", "remaining_tokens", "gittins_rank",
-    "queued_for_s", "priority", "admission", "eviction", "service_tokens", "batch",
+    "queued_for_s", "priority", "admission", "last_preemption", "service_tokens", "batch",
 )  # fmt: skip
 BATCHING_ARGUMENTS = (
     "decodes", "prefills", "waiting", "num_running", "in_flight", "token_budget", "max_num_seqs", "steps_since_admit",
@@ -61,12 +61,12 @@ DECODES_WAIT = 4
 """Decodes run only in steps without prompts."""
 RESERVE_BLOCK = 8
 """A decode runs only while a block is free, whether it needs one or not (vLLM v0, Vidur)."""
-ADMIT_AFTER_EVICTION = 16
-"""A step that evicted may still admit (Vidur's Sarathi)."""
+ADMIT_AFTER_PREEMPTION = 16
+"""A step that preempted may still admit (Vidur's Sarathi)."""
 FORM_ONCE = 32
-"""A step that evicted all candidates waits for the next event, and a lone request needs the reserve, too (Vidur)."""
+"""A step that preempted all candidates waits for the next event, and a lone request needs the reserve, too (Vidur)."""
 RESTART_AS_DECODE = 64
-"""The computed part of an evicted half-computed prompt becomes its prompt; its rest is decoded (Vidur)."""
+"""The computed part of a preempted half-computed prompt becomes its prompt; its rest is decoded (Vidur)."""
 ONE_BATCH = 128
 """Only requests of one completed bin are admitted together (Multi-Bin Batching)."""
 DECODES_REST = 256
@@ -155,13 +155,13 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
     """Decorate a function of RANK_ARGUMENTS that returns a key; the smallest key runs first.
 
     Keys are computed when a request joins the queue, or at every step with ``every_step=True``; equal keys are in the
-    order of arrival. ``generated_tokens`` counts output tokens so far (an evicted request retains them).
+    order of arrival. ``generated_tokens`` counts output tokens so far (a preempted request retains them).
     ``predicted_tokens`` is the output length as last predicted (after each window), ``remaining_tokens`` its part still
     to come (at least 1), ``gittins_rank`` the Gittins rank of the predicted distribution. ``queued_for_s`` is the
     total time in queues, ``service_tokens`` the service of the request's tenant (prompt tokens + 2 x output tokens),
     ``batch`` the number of its completed bin (0: none). ``admission`` is the sequence number of the last admission
-    (-1: never), ``eviction`` that of the last eviction (0: never). As ``victim`` the same function chooses victims: the
-    largest key is evicted first, and among equals the request that returned from a step last.
+    (-1: never), ``last_preemption`` that of the last preemption (0: never). As ``victim`` the same function chooses
+    victims: the largest key is preempted first, and among equals the request that returned from a step last.
     """
     if function is None:
         return lambda f: make("rank", f, every_step=every_step, starvation=starvation)
@@ -174,7 +174,8 @@ def preemption(function: Function) -> Policy:
     It is called at the first step after an arrival that is first in the queue, and then at the interval of
     ``Scheduler``, for each waiting request in turn that lacks a slot or memory and the last running one, both by
     ``rank``, until one is refused. ``recompute_steps`` is the cost of resuming the running one, in decode steps of the
-    current batch; these delay all ``num_running`` and ``waiting`` requests. ``preemptions`` counts its past evictions.
+    current batch; these delay all ``num_running`` and ``waiting`` requests. ``preemptions`` counts those
+    of the running one.
     """
     return make("preemption", function)
 
@@ -192,7 +193,7 @@ def batching(function: Function) -> Policy:
 
     It returns three whole numbers: how many waiting requests may be admitted, how many tokens the step may have (its
     decodes count first, prompts share the rest), and the sum of flags: CHUNKED, PADDED, DECODES_WAIT, RESERVE_BLOCK,
-    for Vidur's rules ADMIT_AFTER_EVICTION, FORM_ONCE and RESTART_AS_DECODE, for Multi-Bin ONE_BATCH, for phases
+    for Vidur's rules ADMIT_AFTER_PREEMPTION, FORM_ONCE and RESTART_AS_DECODE, for Multi-Bin ONE_BATCH, for phases
     DECODES_REST, NEW_PHASE and ONE_BY_ONE, for micro-batches UNIFORM_SHARES. ``decodes`` and ``prefills`` count the
     idle residents; ``in_flight`` the steps in the pipeline, which has ``stages``; ``steps_since_admit`` and
     ``ended_since_admit`` the steps and requests that ended since admissions were last allowed; ``phase_steps`` the

@@ -34,7 +34,7 @@ _AXES: dict[str, dict[str, Any]] = {
     "vllm_v0": {"victim": "latest_arrival", "batching": "prefill_first", "memory": "paged"},
     "sarathi": {"batching": "chunked", "memory": "paged"},
     "lightllm": {"batching": "prefill_first", "memory": "predicted_peak"},
-    "vllm_v1": {"rank": "fcfs_evicted_first", **_PAGED_V1},
+    "vllm_v1": {"rank": "fcfs_preempted_first", **_PAGED_V1},
     "sjf": {"rank": "sjf", **_PAGED_V1, "max_wait_s": MAX_WAIT_S},
     "srtf": {"rank": "srtf", **_BY_LENGTH, "preemption_mode": "swap", "preemption": "by_rank"},
     "isrtf": {"rank": "srtf", **_BY_LENGTH, "preemption": "worth(factor=100)"},
@@ -52,9 +52,9 @@ _AXES: dict[str, dict[str, Any]] = {
     "multi_bin": {**_BINNED, "batching": "static_bins", "memory": "paged"},
     "multi_bin_continuous": {**_BINNED, **_PAGED_V1},
     "vidur_vllm": {
-        "rank": "fcfs_evicted_first", "victim": "latest_arrival", "batching": "vidur_vllm", "memory": "paged_strict",
+        "rank": "fcfs_preempted_first", "victim": "latest_arrival", "batching": "vidur_vllm", "memory": "paged_strict",
     },
-    "vidur_sarathi": {"rank": "fcfs_evicted_first", "batching": "vidur_sarathi", "memory": "paged_strict"},
+    "vidur_sarathi": {"rank": "fcfs_preempted_first", "batching": "vidur_sarathi", "memory": "paged_strict"},
     "vidur_orca": {"batching": "mixed", "memory": "vidur_reserve_max"},
     "vidur_faster_transformer": {"batching": "static", "memory": "vidur_reserve_max"},
 }  # fmt: skip

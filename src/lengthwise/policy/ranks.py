@@ -1,4 +1,4 @@
-"""Orders of requests: the smallest key runs first; as ``victim``, the largest key is evicted first."""
+"""Orders of requests: the smallest key runs first; as ``victim``, the largest key is preempted first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def fcfs(arrival_s):
     return arrival_s
 
 
-@rank(starvation="no later request precedes it, unless that was evicted")
-def fcfs_evicted_first(arrival_s, eviction):
-    """First come, first served; an evicted request returns to the front of the queue (vLLM, Vidur)."""
-    return -float(eviction) if eviction > 0 else arrival_s
+@rank(starvation="no later request precedes it, unless that was preempted")
+def fcfs_preempted_first(arrival_s, last_preemption):
+    """First come, first served; a preempted request returns to the front of the queue (vLLM, Vidur)."""
+    return -float(last_preemption) if last_preemption > 0 else arrival_s
 
 
 @rank
@@ -81,23 +81,23 @@ def priority(priority, arrival_s):
 
 @rank
 def latest_admitted(admission):
-    """As ``victim``: the request admitted last is evicted (vLLM v1, Sarathi)."""
+    """As ``victim``: the request admitted last is preempted (vLLM v1, Sarathi)."""
     return float(admission)
 
 
 @rank
 def latest_arrival(arrival_s):
-    """As ``victim``: the request that arrived last is evicted (vLLM v0)."""
+    """As ``victim``: the request that arrived last is preempted (vLLM v0)."""
     return arrival_s
 
 
 @rank
 def longest_remaining(predicted_tokens, generated_tokens):
-    """As ``victim``: the request with the longest predicted remaining output is evicted."""
+    """As ``victim``: the request with the longest predicted remaining output is preempted."""
     return predicted_tokens - generated_tokens
 
 
 @rank
 def lowest_priority(priority, admission):
-    """As ``victim``: the lowest priority class is evicted, the latest admitted request of it first."""
+    """As ``victim``: the lowest priority class is preempted, the latest admitted request of it first."""
     return priority * 1e12 + admission

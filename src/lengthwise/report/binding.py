@@ -62,13 +62,13 @@ def binding_of(result: Result) -> HardwareBottleneck:
         result.summary,
         max_batch_seqs=result.deployment.limits.max_num_seqs / result.deployment.parallel.pp,
         open_loop=is_open_loop(result),
-        evicts_for_memory=result.deployment.scheduler.preemption == "never",
+        preempts_for_memory=result.deployment.scheduler.preemption == "never",
         queued_for_s=mean_queued_s(result.records),
     )
 
 
 def mean_queued_s(records: Records) -> float:
-    """Return the mean seconds in queues, evictions included, of requests that were ever scheduled; NaN without any."""
+    """Return the mean seconds in queues, also after preemptions, of requests that were scheduled; NaN if none was."""
     r = records.requests
     queued_for_s = r.queued_for_s[np.isfinite(r.scheduled_s)]
     return float(queued_for_s.mean()) if len(queued_for_s) else math.nan
@@ -99,14 +99,14 @@ def what_binds(
     *,
     max_batch_seqs: float = math.inf,
     open_loop: bool = True,
-    evicts_for_memory: bool = True,
+    preempts_for_memory: bool = True,
     queued_for_s: float = math.nan,
 ) -> HardwareBottleneck:
     """Return the resource that keeps a deployment from serving faster, and whether it keeps up with its load.
 
     The first cause that applies: most requests were rejected; the GPUs are idle; the KV cache is full; host, network or
     pipeline bubbles take the time; else the nearer roof while busy (MBU or MFU), or neither if both are far. Unless
-    ``open_loop``, it cannot fall behind its load; unless ``evicts_for_memory``, preemptions show no lack of memory.
+    ``open_loop``, it cannot fall behind its load; unless ``preempts_for_memory``, preemptions show no lack of memory.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
     if counts.rejected and counts.rejected >= REJECTED_SHARE * counts.arrivals:
@@ -120,7 +120,7 @@ def what_binds(
     if h is None or not h.busy_share.value > 0:
         return HardwareBottleneck("unknown", "Nothing is known about the hardware.", warning)
     busy = h.busy_share.value
-    resource, reason = _overhead(h, summary, evicts_for_memory=evicts_for_memory) or _roof(
+    resource, reason = _overhead(h, summary, preempts_for_memory=preempts_for_memory) or _roof(
         h, _batch_advice(summary, h, max_batch_seqs, warning)
     )
     if busy < 1 - IDLE_SHARE:
@@ -131,12 +131,12 @@ def what_binds(
     return HardwareBottleneck(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
 
 
-def _overhead(h: Hardware, summary: Summary, *, evicts_for_memory: bool) -> tuple[str, str] | None:
+def _overhead(h: Hardware, summary: Summary, *, preempts_for_memory: bool) -> tuple[str, str] | None:
     """Return the resource other than the roofs that takes the time of steps, and the evidence."""
     busy = h.busy_share.value
     kv_share = h.kv_utilization.value / busy
     preempted = summary.counts.preemptions / max(1, summary.counts.arrivals)
-    if kv_share > KV_FULL_SHARE or (preempted > PREEMPTED_SHARE and evicts_for_memory):
+    if kv_share > KV_FULL_SHARE or (preempted > PREEMPTED_SHARE and preempts_for_memory):
         return "KV memory", (
             f"the KV cache is {percent(kv_share)} full and {percent(preempted)} of the requests are preempted; "
             "more KV memory or fewer concurrent sequences would help"

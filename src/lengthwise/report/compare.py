@@ -20,7 +20,7 @@ from lengthwise.report.json_file import json_text
 from lengthwise.report.summary_table import boxed_table
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.metric_names import LATENCIES, OTHERS, QUANTILES
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 
 NAMES = {key: metric.label + ("/s" if metric.unit == "1/s" else "") for key, metric in (LATENCIES | OTHERS).items()}
 POINTS, BINS = 300, 150
@@ -122,7 +122,7 @@ def compare_table(comparison: Comparison) -> Group:
     return Group(*(warnings or [no_warnings]), numbers, distances, Text("\n".join(lines), style="dim"))
 
 
-def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b: Measured) -> None:
+def write_compare_html(path: Path | str, comparison: Comparison, a: RunResult, b: RunResult) -> None:
     """Write a self-contained page of a comparison; raise MissingExtraError or OutputError."""
     drawn = _figures(comparison, a, b)
     latencies = dict.fromkeys(e.metric for e in comparison.errors if e.metric in LATENCIES)
@@ -173,7 +173,7 @@ def _error_cell(comparison: Comparison, error: MetricError) -> TableCell:
     return TableCell(_percent(error.error), _interval(error), unit=values, css=css)
 
 
-def _figures(comparison: Comparison, a: Measured, b: Measured) -> dict[str, list[Figure]]:
+def _figures(comparison: Comparison, a: RunResult, b: RunResult) -> dict[str, list[Figure]]:
     metrics = [one.metric for one in comparison.distances]
     return {
         "errors": [_error_figure(comparison, metric) for metric in metrics],
@@ -195,7 +195,7 @@ def _error_figure(comparison: Comparison, metric: str) -> Figure:
     }
 
 
-def _cdf(comparison: Comparison, metric: str, sides: tuple[Measured, Measured]) -> Figure:
+def _cdf(comparison: Comparison, metric: str, sides: tuple[RunResult, RunResult]) -> Figure:
     scale, unit = _scale(comparison, metric)
     at = curves.levels(POINTS)
     found = []
@@ -214,7 +214,7 @@ def _cdf(comparison: Comparison, metric: str, sides: tuple[Measured, Measured]) 
     }
 
 
-def _over_time(sides: tuple[Measured, Measured]) -> list[Figure]:
+def _over_time(sides: tuple[RunResult, RunResult]) -> list[Figure]:
     end_s = max(side.records.end_s for side in sides)
     edges = np.linspace(0.0, end_s if end_s > 0 else 1.0, BINS + 1)
     middles = (edges[:-1] + edges[1:]) / 2

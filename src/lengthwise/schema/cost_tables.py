@@ -127,18 +127,18 @@ class CostEvidence:
 class Front:
     """The way from a client to the engine's queue: HTTP, tokenising, a serial front process.
 
-    The front serves one request at a time, first come first served, in ``queue_s`` seconds each; ``request_s`` more
+    The front serves one request at a time, first come first served, in ``serial_s`` seconds each; ``request_s`` more
     seconds delay a request without blocking others. It enters the engine at
-    ``max(arrival, when the front is free) + queue_s + request_s``.
+    ``max(arrival, when the front is free) + serial_s + request_s``.
     """
 
     request_s: float = 0.0
-    queue_s: float = 0.0
+    serial_s: float = 0.0
 
     def entries_s(self, arrival_s: Floats) -> Floats:
         """Return [n] times at which requests enter the engine, in their order (Lindley's recursion, unrolled)."""
-        before = self.queue_s * np.arange(len(arrival_s))
-        free_s = np.maximum.accumulate(arrival_s - before) + before + self.queue_s
+        before = self.serial_s * np.arange(len(arrival_s))
+        free_s = np.maximum.accumulate(arrival_s - before) + before + self.serial_s
         return np.asarray(free_s + self.request_s)
 
 

@@ -47,7 +47,7 @@ class EngineLimits:
     kv_dtype: str | None = None
     # When a client gives up, counted from its send (noticed once the request has entered).
     timeout_s: float = float("inf")
-    # An evicted request recomputes only those of its blocks that others have taken (prompts share none here).
+    # A preempted request recomputes only those of its blocks that others have taken (prompts share none here).
     enable_prefix_caching: bool = False
     # Steps of a replica in its pipeline at a time, including those that wait between stages; None: as many as stages.
     max_in_flight: int | None = None
@@ -79,11 +79,11 @@ class Scheduler:
     """A scheduler: one policy for each decision, a name or a policy object."""
 
     rank: Any = "fcfs"  # orders the waiting requests (smallest first)
-    # Orders the running requests when memory runs out (largest is evicted first).
+    # Orders the running requests when memory runs out (largest is preempted first).
     victim: Any = "latest_admitted"
     batching: Any = "unified"  # forms a step
     memory: Any = "paged"  # admits requests to KV memory
-    # Handling of the KV cache of an evicted request: "recompute" or "swap".
+    # Handling of the KV cache of a preempted request: "recompute" or "swap".
     preemption_mode: str = "recompute"
     router: Any = "round_robin"  # chooses a replica
     preemption: Any = "never"  # whether a waiting request may preempt a running one

@@ -36,8 +36,8 @@ class Cell:
     """One policy with one predictor under one load and batch size, over all seeds.
 
     ``values`` maps metrics to estimates. Of the runs: "jct.mean", "jct.p50", "jct.p99", "ttft.mean", "wait.mean",
-    "wait.max" (total time in queues, also after evictions) in seconds, "slowdown.mean", "slowdown.p99" (JCT relative to
-    the same request in isolation), "requests_per_s", "preemptions_per_request", "recomputed_tokens_per_request",
+    "wait.max" (total time in queues, also after preemptions) in seconds, "slowdown.mean", "slowdown.p99" (JCT relative
+    to the same request in isolation), "requests_per_s", "preemptions_per_request", "recomputed_tokens_per_request",
     "waiting_share" (of the JCT), "found_full" (share of requests that arrive when all sequences are in use) and
     "served" (share of requests). Paired by seed with the same requests under other policies: "gap_closed" (share of the
     gap in mean JCT between FCFS and the oracle), and "jct.mean", "jct.p50", "jct.p99" with "/fcfs" or "/oracle".

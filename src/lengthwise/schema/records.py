@@ -188,8 +188,8 @@ class TokenTimes:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Records with the requests behind them and warnings about their quality.
+class RunResult:
+    """Records of a run, simulated or measured, with its requests and warnings about its quality.
 
     Attributes:
         records: In a measured run, ``arrival_s`` is when a request was due, not when a late client sent it, so that

@@ -91,8 +91,8 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     )
     rate, per_step = stages.rate(needs, _completions_per_step(deployment, needs, limits, stages.through_s))
     jct_s = needs.decodes * per_step / rate * deployment.parallel.pp
-    queue_s = deployment.cost.front.queue_s
-    front_rps = 1 / queue_s if queue_s else math.inf  # all replicas share one front
+    serial_s = deployment.cost.front.serial_s
+    front_rps = 1 / serial_s if serial_s else math.inf  # all replicas share one front
     total = min(rate * deployment.parallel.replicas, front_rps) * SLACK / float(is_admitted.mean())
     return Ceiling(total, min_step_s, jct_s, impossible)
 

@@ -34,7 +34,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, InternalError, OutputError, UnknownNameError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.files import write_whole
-from lengthwise.schema.records import Measured, shape_facts
+from lengthwise.schema.records import RunResult, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import kaplan_meier, t_half_width
 from lengthwise.usecases.app_profile_folder import (
@@ -109,7 +109,7 @@ def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, se
         yield Workload(np.zeros(count), prompt, output, concurrency=level, name=f"{level} at a time")
 
 
-def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) -> Measured:
+def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) -> RunResult:
     parallel, limits = deployment.parallel, deployment.limits
     model, gpu = deployment.model, deployment.gpu
     metadata = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": parallel.gpus}

@@ -17,7 +17,7 @@ from lengthwise.gateway.replanning import ReplanEvent
 from lengthwise.report.schedule_text import adaptation_sentences
 from lengthwise.schedule.length_drift import evaluate_deployed
 from lengthwise.schema.errors import InputError, noted
-from lengthwise.schema.records import Measured, Status
+from lengthwise.schema.records import RunResult, Status
 from lengthwise.schema.schedule import Adaptation, ScheduleRow, Watched
 from lengthwise.schema.workload import Workload
 from lengthwise.usecases.schedule import question_of
@@ -39,7 +39,7 @@ class Live:
     left_out: int = 0
 
     @classmethod
-    def of_records(cls, measured: Measured) -> Live:
+    def of_records(cls, measured: RunResult) -> Live:
         """Return the finished requests of a run; raise InputError if there is none."""
         ran = measured.records.requests
         finished = np.flatnonzero((ran.status == Status.FINISHED) & (ran.output_tokens > 0))

@@ -26,7 +26,7 @@ from lengthwise.gateway.telemetry import Row
 from lengthwise.report.json_file import json_text
 from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import Measured
+from lengthwise.schema.records import RunResult
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import batch_half_width
@@ -193,7 +193,7 @@ class ScheduleLoad:
     seed: int = 0
     report: Callable[[int, int], None] = lambda *_: None
 
-    def bench(self, gateway: str, workload: Workload, filling: int, capabilities: Abilities | None = None) -> Measured:
+    def bench(self, gateway: str, workload: Workload, filling: int, capabilities: Abilities | None = None) -> RunResult:
         """Play the requests to a gateway whose queue ``filling`` requests keep full."""
         concurrency = self.concurrency
         if concurrency is None and self.rate_rps is None:
@@ -254,7 +254,7 @@ class ScheduleRun:
 
     outcome: ScheduleOutcome
     planned: PlannedRun
-    measured: Measured
+    measured: RunResult
     phases: tuple[Phase, ...]
     rows: tuple[Row, ...]
     # What came of lengths that changed, each with the time on the gateway's clock.

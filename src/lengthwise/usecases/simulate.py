@@ -16,7 +16,7 @@ from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import noted
-from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
+from lengthwise.schema.records import SIMULATED, Records, RunResult, shape_facts
 from lengthwise.search.workers import available_cpus, threads
 from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
 
@@ -28,13 +28,13 @@ Progress = Callable[[int, int], None]
 
 def front_note(cost: CostTables, rate_rps: float) -> str:
     """Return a warning if the front end in front of the engine is the bottleneck at this rate; "" otherwise."""
-    busy = rate_rps * cost.front.queue_s
+    busy = rate_rps * cost.front.serial_s
     if not busy > BUSY_FRONT:
         return ""
     has = "is busy" if busy <= 1 else "has work for"
     return (
         f"The engine's front end (HTTP, tokenization) is the bottleneck: it takes one request at a time, "
-        f"{1e3 * cost.front.queue_s:.3g} ms each, and {has} {busy:.0%} of the time at {rate_rps:.3g} requests a "
+        f"{1e3 * cost.front.serial_s:.3g} ms each, and {has} {busy:.0%} of the time at {rate_rps:.3g} requests a "
         "second. More or faster GPUs do not help; set deployment.host to the measured overhead of your own front end."
     )
 
@@ -99,7 +99,7 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
     )
 
 
-def measured_of(outcome: VariantOutcome) -> Measured:
+def measured_of(outcome: VariantOutcome) -> RunResult:
     """Return the first seed's run with its requests and its scenario, as a records file has them."""
     variant = outcome.variant
     deployment = plain(deployment_facts(variant.deployment))
@@ -108,7 +108,7 @@ def measured_of(outcome: VariantOutcome) -> Measured:
         "deployment": deployment | {"model_shape": shape_facts(variant.deployment.model)},
         "warmup_s": variant.scenario.run.warmup_s,
     }
-    return Measured(outcome.records, variant.workload(outcome.records.seed), SIMULATED, metadata)
+    return RunResult(outcome.records, variant.workload(outcome.records.seed), SIMULATED, metadata)
 
 
 _Run = tuple[Records | None, Summary, tuple[Extrapolation, ...]]

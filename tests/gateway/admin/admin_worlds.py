@@ -14,7 +14,7 @@ import numpy as np
 from lengthwise.gateway.admin import AdminApp
 from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.request import Client, LengthPrediction, Outcome, Rejection, Request
+from lengthwise.gateway.request import Client, LengthPrediction, Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.gateway.telemetry import Telemetry
 from lengthwise.predict import LEVELS, LengthDistribution
@@ -105,7 +105,7 @@ class World:
         length_prediction = LengthPrediction(float(levels.mean[0]), "predictor", levels.tokens[0])
         return Request(
             number, self.now_s, MODEL, int(rng.integers(20, 800)), 4096, Client(priority=int(number % 7 == 0)),
-            resumable=True, length_prediction=length_prediction, body_bytes=900,
+            preemptible=True, length_prediction=length_prediction, body_bytes=900,
         ), length  # fmt: skip
 
     def ran(self, request: Request, length: int, tick: float) -> None:
@@ -129,8 +129,8 @@ class World:
 
     def troubled(self) -> World:
         for _ in range(40):
-            self.telemetry.refused("queue_full", Rejection(429, "queue_full", ""), 0, MODEL)
-        self.telemetry.refused("unknown_model", Rejection(404, "unknown_model", ""), 0, EVIL)
+            self.telemetry.refused("queue_full", Refusal(429, "queue_full", ""), 0, MODEL)
+        self.telemetry.refused("unknown_model", Refusal(404, "unknown_model", ""), 0, EVIL)
         request = Request(10**6, self.now_s - 3, MODEL, 50, 100)
         self.telemetry.on_arrival(request)
         self.telemetry.dispatched(request, NAMES[2], self.now_s - 2)

@@ -66,7 +66,7 @@ def jobs_of(seed, count, rate_rps, *, mean_tokens=30.0, prompt_tokens=40, noise=
     made = []
     for i in range(count):
         row = np.maximum(1.0, message[i] * np.exp(noise * normal))
-        metadata = {"model": "m", "prompt_tokens": int(prompts[i]), "max_tokens": 100_000, "resumable": True}
+        metadata = {"model": "m", "prompt_tokens": int(prompts[i]), "max_tokens": 100_000, "preemptible": True}
         request = Request(
             i, float(arrivals[i]), length_prediction=LengthPrediction(float(row.mean()), quantiles=row), **metadata
         )

@@ -129,7 +129,7 @@ class PhaseWorld:
     def arrives(self, job):
         job.number = len(self.jobs)
         self.jobs[job.number] = job
-        q = request(job.number, self.now_s, predicted=100, prompt_tokens=job.prompt_tokens, resumable=False)
+        q = request(job.number, self.now_s, predicted=100, prompt_tokens=job.prompt_tokens, preemptible=False)
         assert self.scheduler.offer(self.now_s, q) is None
         if job.leaves_s < math.inf:
             self.at(max(self.now_s, job.leaves_s), self.goes, job)

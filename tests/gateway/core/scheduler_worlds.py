@@ -15,7 +15,7 @@ from lengthwise.gateway.scheduling import WorkerState
 def request(number, arrival_s=0.0, *, predicted=100.0, **metadata):
     """A request that may be cut, with a predicted length; fields of its client are given as its own."""
     client = Client(**{name: metadata.pop(name) for name in Client.__slots__ if name in metadata})
-    given = {"model": "m", "prompt_tokens": 10, "max_tokens": 100_000, "resumable": True, "client": client} | metadata
+    given = {"model": "m", "prompt_tokens": 10, "max_tokens": 100_000, "preemptible": True, "client": client} | metadata
     return Request(number, arrival_s, length_prediction=LengthPrediction(float(predicted)), **given)
 
 
@@ -117,7 +117,7 @@ class World:
 
     def cut(self, job):
         assert job.worker, "only who runs is cut"
-        assert job.request.resumable
+        assert job.request.preemptible
         job.done = self.made(job)
         self.active[job.worker].discard(job.request.id)
         job.worker = ""

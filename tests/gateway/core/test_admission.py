@@ -35,9 +35,9 @@ def full(admission, **metadata):
 )
 def test_excess_requests_are_refused_with_a_retry_time(admission, reason):
     made = full(admission, body_bytes=100)
-    rejection = made.offer(1.0, request(9, 1.0, body_bytes=100))
-    assert (rejection.status, rejection.reason) == (429, reason)
-    assert rejection.retry_after_s == 60.0, "2000 tokens wait and 1000 run at 50 a second"
+    refusal = made.offer(1.0, request(9, 1.0, body_bytes=100))
+    assert (refusal.status, refusal.reason) == (429, reason)
+    assert refusal.retry_after_s == 60.0, "2000 tokens wait and 1000 run at 50 a second"
     made.remove(2.0, 0)
     made.schedule(2.0)
     assert made.offer(2.0, request(10, 2.0, body_bytes=50)) is None
@@ -79,9 +79,9 @@ def test_no_request_is_refused_for_its_wait_while_there_is_room():
 
 def test_a_model_that_no_worker_serves_is_unknown():
     made = scheduler("fcfs")
-    rejection = made.offer(0.0, request(1, model="nonsense"))
-    assert (rejection.status, rejection.reason) == (404, "model_not_found")
-    assert "nonsense" in rejection.message
+    refusal = made.offer(0.0, request(1, model="nonsense"))
+    assert (refusal.status, refusal.reason) == (404, "model_not_found")
+    assert "nonsense" in refusal.message
 
 
 def test_before_engines_are_known_any_model_may_wait():
@@ -106,9 +106,9 @@ def test_a_request_that_waits_for_an_engine_in_vain_is_refused(mode):
     now_s = 25.0
     while math.isfinite(now_s):
         decisions = made.schedule(now_s)
-        for one, rejection in decisions.expire:
-            assert (rejection.status, rejection.reason) == (503, "no_engine")
-            assert rejection.retry_after_s
+        for one, refusal in decisions.expire:
+            assert (refusal.status, refusal.reason) == (503, "no_engine")
+            assert refusal.retry_after_s
             times.append(now_s)
             expired.append(one)
         now_s = made.next_s(now_s)
@@ -147,7 +147,7 @@ def test_a_request_that_waits_beyond_its_deadline_expires():
     assert made.next_s(0.0) == 4.0
     expired = made.schedule(4.0).expire
     assert [one for one, _ in expired] == [1, 2], "who runs is not cut off"
-    assert {rejection.reason for _, rejection in expired} == {"deadline"}
+    assert {refusal.reason for _, refusal in expired} == {"deadline"}
 
 
 def test_requests_that_gather_in_bins_count_toward_the_predicted_wait():

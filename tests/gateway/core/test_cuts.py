@@ -51,7 +51,7 @@ def test_one_place_that_is_coming_free_is_enough_for_one():
 
 
 def test_a_request_that_cannot_be_resumed_is_not_preempted():
-    assert not running_long_waiting_short(on_demand(), resumable=False)
+    assert not running_long_waiting_short(on_demand(), preemptible=False)
 
 
 def test_other_modes_preempt_no_request():
@@ -142,7 +142,7 @@ def test_no_request_is_preempted_where_that_frees_no_slot():
 def test_no_request_is_preempted_for_one_that_still_would_not_fit():
     made = scheduler("isrtf", preemption="by_rank", workers=[worker(cap=2, kv_tokens=1000)])
     made.offer(0.0, request(1, predicted=400, prompt_tokens=0))
-    made.offer(0.0, request(2, predicted=300, prompt_tokens=0, resumable=False))
+    made.offer(0.0, request(2, predicted=300, prompt_tokens=0, preemptible=False))
     assert len(made.schedule(0.0).assign) == 2
     made.offer(1.0, request(3, 1.0, predicted=10, prompt_tokens=800))
     assert not made.schedule(1.0)

@@ -282,7 +282,7 @@ def test_every_request_is_served_whatever_stalls_leaves_or_dies(life, prefill_ba
     """The law of liveness, with no bound on waiting to help."""
     jobs, deaths = life
     phases = Phases(prefill_batch, decode_steps, 3.0 * prefill_batch, 200.0, threshold)
-    limits = Limits(4, 256, num_blocks=80) if tight else None  # the engine queues and evicts by itself
+    limits = Limits(4, 256, num_blocks=80) if tight else None  # the engine queues and preempts by itself
     world = PhaseWorld(phases, jobs, workers=("a", "b"), limits=limits)
     for at_s, name, back_s in deaths:
         world.at(at_s, world.dies, name, back_s)

@@ -31,7 +31,7 @@ def floods(draw):
             predicted=draws.choice(PREDICTIONS),
             priority=draws.choice([0, 0, 0, 1, -1]),
             tenant=draws.randrange(3),
-            resumable=draws.random() < 0.5,
+            preemptible=draws.random() < 0.5,
         )
         jobs.append((q, draws.choice([1, 20, 300])))
     return jobs

@@ -148,7 +148,7 @@ TWO = [worker("a", models=("A",)), worker("b", models=("B",))]
 def two_models(**order):
     """One runs on each; that of model A cannot be cut."""
     made = scheduler("isrtf", workers=TWO, **(EAGER | order))
-    made.offer(0.0, request(0, predicted=1000, model="A", resumable=False))
+    made.offer(0.0, request(0, predicted=1000, model="A", preemptible=False))
     made.offer(0.0, request(1, predicted=1000, model="B"))
     assert sent(made.schedule(0.0)) == [0, 1]
     return made
@@ -183,7 +183,7 @@ def test_a_place_that_is_coming_is_taken_by_its_model_alone():
 def test_a_request_that_avoids_an_engine_leaves_its_slots_to_others_of_its_model():
     made = scheduler("isrtf", workers=[worker("a"), worker("b")], **EAGER)
     made.offer(0.0, request(0, predicted=5))
-    made.offer(0.0, request(1, predicted=900, resumable=False))
+    made.offer(0.0, request(1, predicted=900, preemptible=False))
     assert made.schedule(0.0).assign == ((0, "a"), (1, "b"))
     made.requeue(0.1, 0, 0, avoid="a")
     made.offer(0.1, request(2, 0.1, predicted=1000))

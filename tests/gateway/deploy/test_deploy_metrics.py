@@ -12,7 +12,7 @@ import pytest
 from rendered_manifests import DEPLOY, GATEWAY, of_kind, the
 
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.request import Rejection
+from lengthwise.gateway.request import Refusal
 from lengthwise.gateway.scheduling import Signals, Statistics, WorkerNumbers
 from lengthwise.gateway.telemetry import Telemetry
 
@@ -42,7 +42,7 @@ def report() -> dict[str, set[str]]:
     telemetry = Telemetry(GatewayConfig(engines=(Engine("http://e:1"),)), statistics=lambda: now)
     world = traced_requests()
     world.serve(telemetry, world.request(1, 1.0, predicted=20.0), 1.5, 10, 0.02)
-    telemetry.refused("queue_full", Rejection(429, "queue_full", "full"), 0, "m")
+    telemetry.refused("queue_full", Refusal(429, "queue_full", "full"), 0, "m")
     telemetry.metrics.gain = lambda: {"orders": [{"name": "isrtf", "mean": {"value": 0.1, "low": 0.0, "high": 0.2}}]}
     text = generate_latest(telemetry.metrics.registry()).decode()
     return {

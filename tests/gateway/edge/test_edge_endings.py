@@ -26,8 +26,8 @@ class Received(Listener):
     def __init__(self):
         self.reasons = []
 
-    def refused(self, reason, rejection, tenant, model):
-        self.reasons.append((reason, rejection.status))
+    def refused(self, reason, refusal, tenant, model):
+        self.reasons.append((reason, refusal.status))
 
 
 def until(message, within_s=8.0):

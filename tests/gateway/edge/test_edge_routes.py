@@ -9,7 +9,7 @@ from edge_serving import SECRET, Script, Served, a_key, chat, config, sha
 
 from lengthwise.gateway.edge import Fault
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.request import Rejection
+from lengthwise.gateway.request import Refusal
 
 
 def test_a_chat_goes_to_the_exchange_untouched_and_its_answer_back(served):
@@ -147,12 +147,12 @@ def test_the_rate_limit_of_a_key_is_reported_and_enforced():
 
 def test_what_the_exchange_refuses_and_what_fails_in_it():
     class NotServedError(Exception):
-        rejection = Rejection(429, "wait", "The queue is too long.", 12.3)
+        refusal = Refusal(429, "wait", "The queue is too long.", 12.3)
 
     received = []
 
     class Ear(Listener):
-        def refused(self, reason, rejection, tenant, model):
+        def refused(self, reason, refusal, tenant, model):
             received.append(reason)
 
     script = Script(answers=[NotServedError(), RuntimeError("a secret prompt"), Fault(429, "wait", "Later.")])
@@ -172,8 +172,8 @@ def test_readiness_and_draining():
     received = []
 
     class Ear(Listener):
-        def refused(self, reason, rejection, tenant, model):
-            received.append((reason, rejection.status))
+        def refused(self, reason, refusal, tenant, model):
+            received.append((reason, refusal.status))
 
     with Served(config(), ready=lambda: bool(up), listener=Ear()) as served:
         assert served.submit(b"", path="/ready", method="GET", secret=None)[0] == 503

@@ -51,7 +51,7 @@ class World:
             arrival_s=self.driver.clock(),
             headers=[],
         )
-        answer = await self.relay.exchange(requested)
+        answer = await self.relay.serve(requested)
         lines = b"".join([part async for part in answer]).decode().split("\n\n")
         await answer.aclose()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]

@@ -157,7 +157,7 @@ class World:
     ) -> Reply:
         now_s = self.driver.clock()
         client["deadline_s"] = now_s + timeout_s
-        answer = await self.relay.exchange(requested(body, api=api, now_s=now_s, **client))
+        answer = await self.relay.serve(requested(body, api=api, now_s=now_s, **client))
         parts: list[bytes] = []
         writer = None if self.takes is None else ChunkWriter(parts, self.takes)
         async for part in answer:

@@ -83,7 +83,7 @@ def reported(state, pieces: list[bytes]):
         metadata += (
             state.flushed_tokens,
             state.partial_tokens,
-            state.resumable,
+            state.trackable,
             state.prompt_ids,
             state.last_ids(1 << 20),
         )

@@ -114,7 +114,7 @@ def test_request_ids_are_unique_per_engine_and_the_client_keeps_its_own():
         dies = ScriptedFault("die", 5)
         async with world([Scripted(plan=[dies, None]), Scripted(plan=[dies, None])]) as w:
             own = replace_headers(requested({"model": "m", "prompt": "go", "max_tokens": 30, "stream": True}))
-            answer = await w.relay.exchange(own)
+            answer = await w.relay.serve(own)
             got = b"".join([part async for part in answer])
             await answer.aclose()
             assert got.endswith(b"data: [DONE]\n\n")

@@ -42,7 +42,7 @@ async def meddle(w: World, dice: random.Random) -> None:
     """Cuts and moves requests, whether anything asks for it or not."""
     while True:
         await asyncio.sleep(0.01)
-        present = [ticket for ticket in w.driver._tickets.values() if ticket.worker and ticket.request.resumable]
+        present = [ticket for ticket in w.driver._tickets.values() if ticket.worker and ticket.request.preemptible]
         if present:
             dice.choice(present).interrupt(dice.choice((PREEMPTED, WORKER_GONE)))
 

@@ -55,7 +55,7 @@ def test_a_broken_event_is_an_error_and_nothing_of_it_or_after_it_is_sent(broken
     pieces = [before + broken + event("d", [8])] if at_once else [before, broken]
     assert b"".join(map(state.feed, pieces)) == before
     assert (state.error.reason, state.error.engine_fault) == ("malformed", True)
-    assert (state.resumable, state.complete, state.flushed_tokens) == (True, False, 3)
+    assert (state.trackable, state.complete, state.flushed_tokens) == (True, False, 3)
     assert state.start_attempt(state.flushed_tokens) == b"5,6,7"
 
 
@@ -63,9 +63,9 @@ def test_a_broken_event_is_an_error_and_nothing_of_it_or_after_it_is_sent(broken
 def test_a_broken_event_is_withheld_if_no_engine_can_continue(broken):
     state = started(TrackedStream(WANTS))
     state.feed(event("c"))
-    assert not state.resumable
+    assert not state.trackable
     assert state.feed(broken) == b""
-    assert (state.error.reason, state.blocked) == ("malformed", True)
+    assert (state.error.reason, state.unrecoverable) == ("malformed", True)
 
 
 @pytest.mark.parametrize("broken", [one for one in BROKEN if b'"choices":7' not in one])
@@ -76,7 +76,7 @@ def test_it_does_not_pass_in_a_stream_that_is_passed_through(broken, at_once, le
     before = event("a") + event("b") if learned else b""
     pieces = [before + event("c") + broken + event("d")] if at_once else [before, event("c"), broken]
     assert b"".join(map(state.feed, filter(None, pieces))) == before + event("c")
-    assert (state.error.reason, state.error.engine_fault, state.blocked) == ("malformed", True, True)
+    assert (state.error.reason, state.error.engine_fault, state.unrecoverable) == ("malformed", True, True)
     assert state.count == 3 if learned else 1
     assert state.completion() is None
 
@@ -112,7 +112,7 @@ def test_behind_the_end_of_a_stream_that_is_passed_through_nothing_is_missing():
 def test_what_is_not_broken_passes_and_can_go_on(other):
     state = started(TrackedStream(WANTS))
     assert state.feed(other) == other
-    assert (state.error, state.resumable) == (None, True)
+    assert (state.error, state.trackable) == (None, True)
     assert state.count == state.flushed_tokens == 2 + (b"[7]" in other)
 
 
@@ -120,7 +120,7 @@ def test_what_is_not_broken_passes_and_can_go_on(other):
 def test_a_token_ahead_of_its_text_stays_so_however_its_event_ends(ids_shown):
     state = started(TrackedStream(replace(WANTS, ids=ids_shown)))
     state.feed(event("", [7]).replace(b"\n\n", b"\nid: 3\n\n"))
-    assert (state.error, state.resumable, state.count, state.flushed_tokens) == (None, True, 3, 2)
+    assert (state.error, state.trackable, state.count, state.flushed_tokens) == (None, True, 3, 2)
 
 
 SPACED = event("c", [7]).replace(b'":', b'" :').replace(b"data :", b"data:")
@@ -139,7 +139,7 @@ SPACED = event("c", [7]).replace(b'":', b'" :').replace(b"data :", b"data:")
 def test_output_without_a_token_id_ends_resumability(hiding):
     state = started(TrackedStream(WANTS))
     assert state.feed(hiding) == hiding
-    assert (state.error, state.resumable) == (None, False)
+    assert (state.error, state.trackable) == (None, False)
 
 
 def test_output_sent_with_an_abort_is_neither_forwarded_nor_counted():
@@ -157,7 +157,7 @@ def test_half_an_event_at_the_end_is_a_stream_that_broke_off():
             state.start_attempt(2)
         assert state.feed(b'data: {"choices":[{"te') == b""
         assert state.end() == b""
-        assert (state.error.reason, state.resumable, state.flushed_tokens) == ("closed early", True, 2)
+        assert (state.error.reason, state.trackable, state.flushed_tokens) == ("closed early", True, 2)
 
 
 @pytest.mark.parametrize("broken", [b'data: {"choi', b'data: {"error":{"code":500}}'])
@@ -181,7 +181,7 @@ def test_a_broken_event_in_a_later_attempt_is_an_error(broken):
     state.start_attempt(2)
     out = state.feed(event("c", [7], first=True) + broken + event("d", [8]))
     assert [json.loads(one[6:])["choices"][0]["text"] for one in out.split(b"\n\n") if one] == ["c"]
-    assert (state.error.reason, state.resumable) == ("malformed", True)
+    assert (state.error.reason, state.trackable) == ("malformed", True)
     assert state.start_attempt(state.flushed_tokens) == b"5,6,7"
     assert state.error is None
     assert b'"d"' in state.feed(event("d", [8], finish="stop"))
@@ -194,7 +194,7 @@ def test_a_non_streamed_answer_continues_after_what_was_read_before_a_broken_eve
         AssembledResponse(ResponseOptions("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000)
     )
     assert state.feed(BROKEN[0] + event("d", [8])) == b""
-    assert (state.error.reason, state.resumable) == ("malformed", True)
+    assert (state.error.reason, state.trackable) == ("malformed", True)
     assert state.start_attempt(state.flushed_tokens) == b"5,6"
     reported = json.loads(state.feed(event("c", [7], finish="stop") + DONE))
     assert reported["choices"][0]["text"] == "abc"
@@ -208,7 +208,7 @@ def test_a_non_streamed_answer_that_cannot_continue_contains_no_broken_event(bro
         AssembledResponse(ResponseOptions("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000)
     )
     assert state.feed(event("c")) == b""
-    assert (state.error, state.resumable) == (None, False)
+    assert (state.error, state.trackable) == (None, False)
     assert state.feed(broken) == b""
     assert (state.error.reason, state.sent) == ("malformed", False)
 

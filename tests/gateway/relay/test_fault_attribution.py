@@ -62,7 +62,7 @@ def test_a_client_that_varies_its_bodies_is_still_one_caller():
             for number, address in enumerate(["10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"]):
                 client = {"address": address, "session": f"s{number}"}
                 one = requested(BODY | {"prompt": f"hi {number}"}, now_s=w.driver.clock(), **client)
-                answer = await w.relay.exchange(one)
+                answer = await w.relay.serve(one)
                 assert b"engine dead" in b"".join([part async for part in answer])
                 await answer.aclose()
             assert stated == [("w0", "10.0.0.1")] * 3 + [("w0", "10.0.0.2")]

@@ -78,7 +78,7 @@ def test_a_slow_client_that_reads_on_gets_an_error(capabilities):
     async def work() -> None:
         more = {} if capabilities is None else {"capabilities": capabilities}
         async with world([Scripted(step_s=0.002)], resilience=ResilienceConfig(stall_s=0.2), **more) as w:
-            reported = await w.relay.exchange(requested({**BODY, "max_tokens": 4000}))
+            reported = await w.relay.serve(requested({**BODY, "max_tokens": 4000}))
             parts = [await anext(reported)]
             await until(lambda: w.engines[0].seen[0].how == "aborted")
             parts += [part async for part in reported]
@@ -94,7 +94,7 @@ def test_a_slow_client_that_reads_on_gets_an_error(capabilities):
 def test_a_disconnected_client_is_sent_nothing_more():
     async def work() -> None:
         async with world([Scripted(step_s=0.002)]) as w:
-            reported = await w.relay.exchange(requested({**BODY, "max_tokens": 4000}))
+            reported = await w.relay.serve(requested({**BODY, "max_tokens": 4000}))
             await anext(reported)
             rest = asyncio.ensure_future(_all(reported))
             await asyncio.sleep(0.02)

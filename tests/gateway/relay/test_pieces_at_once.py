@@ -104,7 +104,7 @@ def test_a_client_that_takes_no_more_is_given_up_and_the_engine_aborts(capabilit
         async with world(
             [Scripted(step_s=0.001)], resilience=ResilienceConfig(stall_s=0.2), capabilities=capabilities
         ) as w:
-            reported = await w.relay.exchange(requested({**BODY, "max_tokens": 4000}))
+            reported = await w.relay.serve(requested({**BODY, "max_tokens": 4000}))
             parts: list[bytes] = []
             writer = ChunkWriter(parts, lambda: writer.passed < 30)
             parts.append(await anext(reported))

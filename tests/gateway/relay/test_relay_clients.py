@@ -53,7 +53,7 @@ def test_gone_before_the_first_byte(stream: bool):
 def test_gone_in_the_middle_the_engine_sees_the_abort(capabilities, by: str):
     async def work() -> None:
         async with world([Scripted(step_s=0.002)], cap=1, capabilities=capabilities) as w:
-            answer = await w.relay.exchange(requested(BODY))
+            answer = await w.relay.serve(requested(BODY))
             parts = aiter(answer)
             await anext(parts)
             if by == "aclose":
@@ -85,7 +85,7 @@ def test_gone_while_it_waits_again_after_a_cut():
 
     async def work() -> None:
         async with world([Scripted(step_s=0.002)], cap=1, order=EAGER) as w:
-            answer = await w.relay.exchange(requested(BODY))
+            answer = await w.relay.serve(requested(BODY))
             parts = asyncio.ensure_future(_all(aiter(answer)))
             await until(lambda: w.ledger.tokens_of[1] > 30)
             others = [
@@ -104,7 +104,7 @@ def test_gone_while_it_waits_again_after_a_cut():
 def test_a_client_that_reads_too_slowly_is_dropped():
     async def work() -> None:
         async with world([Scripted(step_s=0.001)], resilience=ResilienceConfig(stall_s=0.2)) as w:
-            answer = await w.relay.exchange(requested(BODY))
+            answer = await w.relay.serve(requested(BODY))
             parts = aiter(answer)
             await anext(parts)
             await asyncio.sleep(0.6)
@@ -119,7 +119,7 @@ def test_a_client_that_reads_too_slowly_is_dropped():
 def test_a_slow_reader_delays_no_other_request():
     async def work() -> None:
         async with world([Scripted()]) as w:
-            answer = await w.relay.exchange(requested({**BODY, "max_tokens": 20_000}))
+            answer = await w.relay.serve(requested({**BODY, "max_tokens": 20_000}))
             parts = aiter(answer)
             await anext(parts)
             other = await w.submit({**BODY, "max_tokens": 5, "prompt": "q 5"})

@@ -144,7 +144,7 @@ def test_garbage_does_not_reach_the_client_of_a_stream_that_cannot_go_on():
 async def _raw(w, body):
     from relay_world import requested
 
-    answer_ = await w.relay.exchange(requested(body))
+    answer_ = await w.relay.serve(requested(body))
     return [part async for part in answer_]
 
 

@@ -17,7 +17,7 @@ async def first_piece(w, body):
     """What was asked, its answer, and the first piece of that."""
     request = requested(body)
     request.memory_bytes = 3 * len(request.body)
-    reported = await w.relay.exchange(request)
+    reported = await w.relay.serve(request)
     return request, reported, await anext(reported)
 
 

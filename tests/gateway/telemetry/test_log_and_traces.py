@@ -12,7 +12,7 @@ import pytest
 from traced_requests import request, run
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen
-from lengthwise.gateway.request import Outcome, Rejection
+from lengthwise.gateway.request import Outcome, Refusal
 from lengthwise.gateway.telemetry import Telemetry, Tracing, json_lines
 from lengthwise.schema.errors import MissingExtraError
 
@@ -72,7 +72,7 @@ def test_engine_messages_are_not_logged(lines, outcome, detail, cause) -> None:
 def test_a_flood_of_refusals_is_counted_but_not_logged(lines) -> None:
     t = telemetry()
     for _ in range(1000):
-        t.refused("rate", Rejection(429, "rate", "slow down"), 0, "m")
+        t.refused("rate", Refusal(429, "rate", "slow down"), 0, "m")
     assert len(lines()) == 50
     assert t.metrics.refusals["rate"] == 1000
 
@@ -102,7 +102,7 @@ def test_a_span_goes_on_with_the_clients_trace_and_into_the_engine(spans) -> Non
         run(tracing, q, 2.0, 3, 0.5)
         return "succeeded"
 
-    assert asyncio.run(tracing.exchange(inner)(requested)) == "succeeded"
+    assert asyncio.run(tracing.traced(inner)(requested)) == "succeeded"
     (span,) = finished()
     assert f"{span.context.trace_id:032x}" == TRACE
     assert f"{span.parent.span_id:016x}" == PARENT
@@ -122,7 +122,7 @@ def test_a_refused_request_has_a_span_that_failed(spans) -> None:
         raise ValueError("SECRET")
 
     with pytest.raises(ValueError, match="SECRET"):
-        asyncio.run(tracing.exchange(inner)(ClientRequest()))
+        asyncio.run(tracing.traced(inner)(ClientRequest()))
     (span,) = finished()
     assert span.status.status_code.name == "ERROR"
     assert "SECRET" not in span.to_json()

@@ -10,7 +10,7 @@ import pytest
 from traced_requests import request, serve
 
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.request import Outcome, Rejection
+from lengthwise.gateway.request import Outcome, Refusal
 from lengthwise.gateway.scheduling import Signals, Statistics, WorkerNumbers
 from lengthwise.gateway.telemetry import Telemetry
 
@@ -72,7 +72,7 @@ def test_the_estimated_change_is_exported_with_its_interval() -> None:
 def test_everything_reported_is_read_back() -> None:
     t = telemetry()
     serve(t, request(1, 1.0, predicted=20.0), 1.5, 10, 0.02)
-    t.refused("queue_full", Rejection(429, "queue_full", "full"), 0, "m")
+    t.refused("queue_full", Refusal(429, "queue_full", "full"), 0, "m")
     found = scraped(t)
     assert found["lengthwise_requests_total"] == {
         (("model", "m"), ("outcome", "finished"), ("tenant", "anonymous")): 1,
@@ -125,7 +125,7 @@ def test_each_request_counts_under_one_outcome() -> None:
     t = telemetry()
     for number, outcome in enumerate(Outcome):
         if outcome is Outcome.REFUSED:
-            t.refused("rate", Rejection(429, "rate", ""), 0, "m")
+            t.refused("rate", Refusal(429, "rate", ""), 0, "m")
         else:
             q = request(number)
             t.on_arrival(q)
@@ -138,7 +138,7 @@ def test_tenants_and_models_make_few_series() -> None:
     t = telemetry(tenants=tuple(f"t{i}" for i in range(500)))
     for number in range(500):
         serve(t, request(number, tenant=number, model=f"m{number % 120}"), 0.0, 2, 0.01)
-        t.refused("no such model", Rejection(404, "model", ""), number, f"made up {number}")
+        t.refused("no such model", Refusal(404, "model", ""), number, f"made up {number}")
     found = scraped(t)
     labels = [dict(key) for key in found["lengthwise_requests_total"]]
     assert len({one["tenant"] for one in labels}) == 51

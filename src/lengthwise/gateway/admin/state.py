@@ -16,7 +16,7 @@ from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.length_prediction import LengthPredictor
 from lengthwise.gateway.observe import MAX_ERROR, Monitor
 from lengthwise.gateway.protocols import Clock
-from lengthwise.gateway.request import Outcome, Rejection
+from lengthwise.gateway.request import Outcome, Refusal
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
 from lengthwise.gateway.telemetry import Row, Telemetry
@@ -47,10 +47,10 @@ class Recent:
         if row.outcome not in (Outcome.FINISHED, Outcome.CLIENT_GONE):
             self._add_error(row.finished_s, row.outcome, row.model, row.tenant, row.worker)
 
-    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:
+    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:
         """Add a refused request."""
         del tenant
-        self._add_error(self._clock(), f"refused: {reason} ({rejection.status})", model[:80], "", "")
+        self._add_error(self._clock(), f"refused: {reason} ({refusal.status})", model[:80], "", "")
 
     def rows(self) -> list[Row]:
         """Return the requests that finished within the window."""

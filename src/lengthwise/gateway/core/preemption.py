@@ -319,5 +319,5 @@ class Preemption:
 
     @staticmethod
     def _is_preemptible(entry: Entry) -> bool:
-        resumable = entry.request.resumable and not entry.preemption.nonpreemptible
-        return resumable and entry.state is State.RUNNING and not entry.overdue
+        preemptible = entry.request.preemptible and not entry.preemption.nonpreemptible
+        return preemptible and entry.state is State.RUNNING and not entry.overdue

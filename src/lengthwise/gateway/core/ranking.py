@@ -76,7 +76,7 @@ class Entry:
 
 Integers = npt.NDArray[np.int64]
 _FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "gittins_rank", "queued_for_s", "queued_s", "key")
-_INTEGERS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id", "tenant")
+_INTEGERS = ("prompt_tokens", "generated_tokens", "priority", "admission", "last_preemption", "batch", "id", "tenant")
 _COLUMNS = np.dtype([(name, np.float64) for name in _FLOATS] + [(name, np.int64) for name in _INTEGERS])
 _MIN_ROWS = 64
 

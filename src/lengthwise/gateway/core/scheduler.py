@@ -13,12 +13,12 @@ from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Bins, Deadlines, Queue
 from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
 from lengthwise.gateway.core.worker import mean_tokens_per_s
-from lengthwise.gateway.request import LengthPrediction, Rejection, Request
+from lengthwise.gateway.request import LengthPrediction, Refusal, Request
 from lengthwise.gateway.scheduling import PASSTHROUGH_MODES, Decisions, Statistics, WorkerState
 from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError
 
-_DEADLINE = Rejection(504, "deadline", "The request waited until its own deadline had passed.")
+_DEADLINE = Refusal(504, "deadline", "The request waited until its own deadline had passed.")
 
 _RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
 _EXPIRY_INTERVAL_S = 0.1
@@ -76,10 +76,10 @@ class Scheduler:
         self._next_unserved_check_s = -math.inf
         self._changed = True
 
-    def offer(self, now_s: float, request: Request) -> Rejection | None:
+    def offer(self, now_s: float, request: Request) -> Refusal | None:
         """Queue a request, or return why it is rejected."""
-        if (rejection := self._rejection(now_s, request)) is not None:
-            return rejection
+        if (refusal := self._refusal(now_s, request)) is not None:
+            return refusal
         entry = self.entries[request.id] = Entry(request)
         entry.set_prediction(request.length_prediction)
         self._ranker.add(entry)
@@ -252,7 +252,7 @@ class Scheduler:
         if request.model not in self.worker_pool.served_models:
             self._next_unserved_check_s = -math.inf
 
-    def _pop_expired(self, now_s: float) -> list[tuple[int, Rejection]]:
+    def _pop_expired(self, now_s: float) -> list[tuple[int, Refusal]]:
         """Return the requests that expire now, with the reason; requests at a worker do not."""
         late = [self.entries[one] for one in self._deadlines.pop_due(now_s)]
         expired = {entry.request.id: _DEADLINE for entry in late if entry.state in _QUEUED}
@@ -265,8 +265,8 @@ class Scheduler:
                 expires_s = max(entry.request.dispatch.queued_s, pool.unserved_since_s.get(model, -math.inf)) + limit_s
                 if expires_s <= now_s:
                     message = f"No engine has served the model {model!r} for {limit_s:g} s."
-                    rejection = Rejection(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
-                    expired.setdefault(entry.request.id, rejection)
+                    refusal = Refusal(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
+                    expired.setdefault(entry.request.id, refusal)
                 else:
                     self._next_unserved_check_s = min(
                         self._next_unserved_check_s, max(expires_s, now_s + _EXPIRY_INTERVAL_S)
@@ -277,10 +277,10 @@ class Scheduler:
     def _num_queued(self) -> int:
         return len(self.queue) + len(self.bins)
 
-    def _rejection(self, now_s: float, request: Request) -> Rejection | None:
+    def _refusal(self, now_s: float, request: Request) -> Refusal | None:
         model, admission, limit_s = request.model, self.admission, self.admission.max_predicted_wait_s
         if not self.worker_pool.may_serve(model):
-            return Rejection(404, "model_not_found", f"No engine serves the model {model!r}.")
+            return Refusal(404, "model_not_found", f"No engine serves the model {model!r}.")
         queued_bytes, tenant, reason = self.queue.bytes + self.bins.bytes, request.client.tenant, ""
         of_tenant = self.queue.by_tenant[tenant] + self.bins.by_tenant[tenant]
         if self._num_queued >= admission.max_queued:
@@ -295,7 +295,7 @@ class Scheduler:
         if not reason and wait_s > limit_s:
             reason = "predicted_wait"
             message = f"The predicted wait is {wait_s:.1f} s; at most {limit_s:g} s are admitted."
-        return Rejection(429, reason, message, float(max(1, math.ceil(min(wait_s, 3600.0))))) if reason else None
+        return Refusal(429, reason, message, float(max(1, math.ceil(min(wait_s, 3600.0))))) if reason else None
 
     def _enqueue(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
         self.queue.add(now_s, entry, since_s=since_s)

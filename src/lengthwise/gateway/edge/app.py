@@ -20,7 +20,7 @@ from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, R
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import ClientRequest, InvalidBodyError, PrefixHasher, Rejection
+from lengthwise.gateway.request import ClientRequest, InvalidBodyError, PrefixHasher, Refusal
 
 if TYPE_CHECKING:
     from lengthwise.gateway.relay import Answer
@@ -75,7 +75,7 @@ _LONG_BYTES = 1 << 18
 class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
-    ``exchange`` serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``rejection``.
+    ``handler`` serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``refusal``.
     ``models`` returns all models, also of unavailable engines, ``entries`` what engines list of them, ``ready`` whether
     one is available. ``draining`` rejects new requests with 503; ``in_flight`` counts completion requests, arriving
     bodies included.
@@ -84,7 +84,7 @@ class App:
     def __init__(
         self,
         config: GatewayConfig,
-        exchange: Callable[[ClientRequest], Awaitable[Answer]],
+        handler: Callable[[ClientRequest], Awaitable[Answer]],
         *,
         models: Callable[[], Sequence[str]],
         entries: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
@@ -93,7 +93,7 @@ class App:
         listener: Listener | None = None,
         tenants: Tenants | None = None,
     ) -> None:
-        self._exchange, self._models, self._ready, self._clock = exchange, models, ready, clock
+        self._handler, self._models, self._ready, self._clock = handler, models, ready, clock
         self._entries = entries
         self._listener = listener or Listener()
         self._tenants = Tenants() if tenants is None else tenants
@@ -114,9 +114,9 @@ class App:
         self.document = document(config.limits, keys=bool(config.keys))
 
     def refused(self, fault: Fault) -> None:
-        """Report a rejection of the app or its server to the listener."""
-        rejection = Rejection(fault.status, fault.reason, fault.message, fault.retry_after_s)
-        self._listener.refused(fault.reason, rejection, 0, "")
+        """Report a refusal of the app or its server to the listener."""
+        refusal = Refusal(fault.status, fault.reason, fault.message, fault.retry_after_s)
+        self._listener.refused(fault.reason, refusal, 0, "")
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Serve one ASGI connection."""
@@ -172,9 +172,9 @@ class App:
         except asgi.ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets a response, and the server lives, in any case
-            rejection = getattr(error, "rejection", None)
-            if isinstance(rejection, Rejection) and not exchange.started:
-                status, reason, message, after_s = astuple(rejection)
+            refusal = getattr(error, "refusal", None)
+            if isinstance(refusal, Refusal) and not exchange.started:
+                status, reason, message, after_s = astuple(refusal)
                 code = "rate_limit_exceeded" if status == 429 else reason
                 await exchange.send_fault(Fault(status, reason, message, code=code, retry_after_s=after_s))
                 return
@@ -215,7 +215,7 @@ class App:
                     raise unknown_model(request.model)
                 request.charge = charge if caller.quotas else None
                 exchange.scheduler_reports = True
-                answer = await self._exchange(request)
+                answer = await self._handler(request)
                 reservation.release(request.memory_bytes)
                 try:
                     await exchange.answer(answer)

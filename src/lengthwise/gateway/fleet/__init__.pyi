@@ -1,2 +1,2 @@
 from .fleet import Fleet as Fleet
-from .worker import Worker as Worker
+from .worker import EngineWorker as EngineWorker

@@ -14,7 +14,7 @@ from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet.discovery import Endpoint, EndpointDiscovery
 from lengthwise.gateway.fleet.health import OutlierDetector
-from lengthwise.gateway.fleet.worker import EJECTED, Monitor, MonitorContext, Worker
+from lengthwise.gateway.fleet.worker import EJECTED, EngineWorker, Monitor, MonitorContext
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.relay import open_session
 from lengthwise.gateway.request import Request
@@ -28,7 +28,7 @@ _MAX_EPOCHS = 4096  # names whose epochs are remembered: pods come and go under 
 class _Member:
     """A worker with the tasks that monitor and drain it."""
 
-    worker: Worker
+    worker: EngineWorker
     monitor: Monitor
     task: asyncio.Task[None]
     drain: asyncio.Task[None] | None = None
@@ -58,11 +58,11 @@ class WorkerRegistry:
         self._epochs: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[EngineWorker]:
         """Iterate over all workers."""
         return (member.worker for member in self._members.values())
 
-    def get(self, name: str) -> Worker | None:
+    def get(self, name: str) -> EngineWorker | None:
         """Return the worker of a name, or None."""
         member = self._members.get(name)
         return None if member is None else member.worker
@@ -84,7 +84,7 @@ class WorkerRegistry:
                 self._replace(member)
             if endpoint.up:
                 config, epoch = self._context.config, self._epochs.get(endpoint.name, 0)
-                worker = Worker(endpoint.engine, config.resilience, config.dispatch, epoch=epoch)
+                worker = EngineWorker(endpoint.engine, config.resilience, config.dispatch, epoch=epoch)
                 monitor = Monitor(worker, self._context)
                 task = asyncio.create_task(monitor.run(), name=f"watch {endpoint.name}")
                 self._members[endpoint.name] = _Member(worker, monitor, task)
@@ -163,7 +163,7 @@ class WorkerRegistry:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    def _release_name(self, worker: Worker) -> None:
+    def _release_name(self, worker: EngineWorker) -> None:
         """Make the next worker of this name a new one, with a later epoch and a clean record."""
         self._on_release(worker.name)
         self._epochs[worker.name] = worker.epoch + 1
@@ -257,13 +257,13 @@ class Fleet:
         self._publish()
         return True
 
-    def worker(self, name: str) -> Worker:
+    def worker(self, name: str) -> EngineWorker:
         """Return the worker of a name; raise KeyError if it is gone."""
         if (worker := self._registry.get(name)) is None:
             raise KeyError(name)
         return worker
 
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[EngineWorker, ...]:
         """Return all workers, sorted by name."""
         return tuple(sorted(self._registry, key=lambda worker: worker.name))
 
@@ -334,7 +334,7 @@ class Fleet:
             if worker.breaker.succeeded(now_s):
                 self._changed(True)
 
-    def _record_failure(self, worker: Worker, now_s: float) -> None:
+    def _record_failure(self, worker: EngineWorker, now_s: float) -> None:
         self._outliers.failed(worker.name)
         if worker.breaker.failed(now_s):
             self._changed(True)

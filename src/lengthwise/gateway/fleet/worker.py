@@ -29,7 +29,7 @@ EJECTED = "worse than its peers"
 _MIN_RATE_PERIOD_S = 0.05
 
 
-class Worker:
+class EngineWorker:
     """Engine behind the gateway, at ``url`` without ``/v1``, with an aiohttp session that has its key and certificates.
 
     ``identified``: ``metadata`` belongs to the process that runs now. ``epoch`` counts restarts, and counts on when
@@ -180,7 +180,7 @@ class MonitorContext:
 class Monitor:
     """Update health, metadata and signals of a worker until cancelled; ``checked`` is set after the first check."""
 
-    def __init__(self, worker: Worker, context: MonitorContext) -> None:
+    def __init__(self, worker: EngineWorker, context: MonitorContext) -> None:
         self.worker, self.checked, self._wake = worker, asyncio.Event(), asyncio.Event()
         self._context, self._clock, self._changed = context, context.clock, context.changed
         self._priority = context.config.order.mode == "engine-priority"

@@ -22,7 +22,7 @@ from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.predict.distribution import LEVELS
 
 if TYPE_CHECKING:
-    from lengthwise.gateway.fleet import Worker
+    from lengthwise.gateway.fleet import EngineWorker
 
 Fields = Mapping[str, Any]
 
@@ -132,17 +132,17 @@ class ResumePlan:
     # Fields left to the engine's defaults that matter to a resume.
     unset: frozenset[str] = frozenset(DEFAULTED_PENALTIES)
 
-    def can_resume_at(self, worker: Worker) -> bool:
+    def can_resume_at(self, worker: EngineWorker) -> bool:
         """Return whether this engine takes and returns token ids, so the output can continue there and elsewhere."""
         return self.conflict is None and worker.capabilities.ids_each and worker.capabilities.token_ids
 
-    def can_preempt_at(self, worker: Worker) -> bool:
+    def can_preempt_at(self, worker: EngineWorker) -> bool:
         """Return whether a preemption at this engine cannot change the response, given the engine's defaults."""
         unaffected = worker.capabilities.own_defaults is False or not self.unset
         unaffected = unaffected or (worker.kind == "vllm" and self.unset <= SPLIT_INVARIANT_IN_VLLM)
         return unaffected and self.can_resume_at(worker)
 
-    def is_tracked_at(self, worker: Worker) -> bool:
+    def is_tracked_at(self, worker: EngineWorker) -> bool:
         """Return whether token ids are read there: the request may be preempted, or is a stream that may fail over."""
         return self.can_resume_at(worker) if self.options.stream else self.can_preempt_at(worker)
 
@@ -198,7 +198,7 @@ def merge_fields(body: bytes, fields: Fields) -> bytes:
     return insert_fields(body, fields)
 
 
-def first_body(client_request: ClientRequest, plan: ResumePlan, worker: Worker) -> bytes:
+def first_body(client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker) -> bytes:
     """Return the client's body; for a tracked response, with token ids (and a stream) requested."""
     if not plan.is_tracked_at(worker):
         return client_request.body
@@ -208,7 +208,7 @@ def first_body(client_request: ClientRequest, plan: ResumePlan, worker: Worker) 
     return msgspec.json.encode({**plan.fields, **ids, **({} if client_request.stream else _STREAM)})
 
 
-def continuation_body(plan: ResumePlan, response: TrackedStream, worker: Worker, num_tokens: int) -> bytes | None:
+def continuation_body(plan: ResumePlan, response: TrackedStream, worker: EngineWorker, num_tokens: int) -> bytes | None:
     """Return the body that continues after ``num_tokens`` tokens (None: at its limit), or raise UpstreamError."""
     if num_tokens < response.flushed_tokens and response.partial_ids_sent:
         detail = "the client has received token ids of half a character"
@@ -237,7 +237,7 @@ def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, 
 
 
 def new_response(
-    client_request: ClientRequest, plan: ResumePlan, worker: Worker, content_type: str, max_bytes: int
+    client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker, content_type: str, max_bytes: int
 ) -> Response:
     """Return the reader of a response; ``max_bytes`` bounds one that has to be buffered."""
     if not content_type.startswith("text/event-stream"):

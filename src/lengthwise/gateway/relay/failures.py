@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lengthwise.gateway.request import Client, ClientRequest
 
 if TYPE_CHECKING:
-    from lengthwise.gateway.fleet import Fleet, Worker
+    from lengthwise.gateway.fleet import EngineWorker, Fleet
 
 IN_STREAM_ERROR = "server error"  # reason of an error that the engine reports inside a stream
 MALFORMED, STALLED = "malformed", "stalled"
@@ -104,10 +104,10 @@ class FailureAttribution:
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
         self._fleet, self._model, self._session = fleet, client_request.model, client_request.client.session
-        self.worker: Worker | None = None  # of the current attempt
-        self._errors: dict[int, tuple[Worker, bool]] = {}
+        self.worker: EngineWorker | None = None  # of the current attempt
+        self._errors: dict[int, tuple[EngineWorker, bool]] = {}
         """Workers that answered with an error, by id; True: inside a stream."""
-        self._suspect: Worker | None = None  # worker whose 4xx is being checked at a peer
+        self._suspect: EngineWorker | None = None  # worker whose 4xx is being checked at a peer
         self.caller = caller_of(client_request.client)
 
     def on_accepted(self) -> None:
@@ -182,7 +182,7 @@ class FailureAttribution:
                 if worker is not self.worker and (name := self._current(worker)):
                     self._fleet.record_error_response(name, None)
 
-    def _current(self, worker: Worker | None) -> str:
+    def _current(self, worker: EngineWorker | None) -> str:
         """Return the worker's name; "" if the fleet has another worker under it: a replaced one is not reported."""
         with contextlib.suppress(KeyError):
             if worker is not None and self._fleet.worker(worker.name) is worker:

@@ -21,7 +21,7 @@ from lengthwise.gateway.relay.failures import AttemptInterruptedError, QueueFull
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
-from lengthwise.gateway.request import ClientRequest, Outcome, Rejection, Request
+from lengthwise.gateway.request import ClientRequest, Outcome, Refusal, Request
 from lengthwise.gateway.scheduler_driver import (
     WORKER_GONE,
     NotServedError,
@@ -31,14 +31,14 @@ from lengthwise.gateway.scheduler_driver import (
 )
 
 if TYPE_CHECKING:
-    from lengthwise.gateway.fleet import Fleet, Worker
+    from lengthwise.gateway.fleet import EngineWorker, Fleet
     from lengthwise.gateway.length_prediction import LengthPredictor
 
 _CONTEXT_IDS = 12
 _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
-async def resume_point(response: TrackedStream, worker: Worker, model: str) -> int:
+async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
     """Return the number of tokens to resume from: without last ones that end within a UTF-8 character."""
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
@@ -93,12 +93,12 @@ _STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8
 
 
 class Answer:
-    """Status, headers and body for the client; ``session`` yields the body after the first chunk."""
+    """Status, headers and body for the client; ``relayed`` yields the body after the first chunk."""
 
-    def __init__(self, status: int, headers: Headers, first: bytes, session: RequestSession | None = None) -> None:
+    def __init__(self, status: int, headers: Headers, first: bytes, relayed: RelayedRequest | None = None) -> None:
         self.status, self.headers = status, headers
         self._first: bytes | None = first
-        self._session = session
+        self._relayed = relayed
 
     def __aiter__(self) -> Answer:
         return self
@@ -106,8 +106,8 @@ class Answer:
     async def __anext__(self) -> bytes:
         chunk, self._first = self._first, None
         try:
-            if chunk is None and self._session is not None:
-                chunk = await self._session.next_or_error()
+            if chunk is None and self._relayed is not None:
+                chunk = await self._relayed.next_or_error()
         except BaseException:
             await self.aclose()
             raise
@@ -117,13 +117,13 @@ class Answer:
 
     def attach_writer(self, writer: ChunkWriter) -> None:
         """Write further chunks to a connection as they arrive; all chunks yielded before must have been written."""
-        if self._session is not None:
-            self._session.writer = writer
+        if self._relayed is not None:
+            self._relayed.writer = writer
 
     async def aclose(self) -> None:
         """End the answer in whatever state; the engine aborts the request."""
-        if self._session is not None:
-            self._session.on_client_gone()
+        if self._relayed is not None:
+            self._relayed.on_client_gone()
 
 
 def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
@@ -132,10 +132,10 @@ def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
     return Answer(status, headers, body)
 
 
-_STOPPED = Rejection(503, "stopped", "The gateway stopped this request.", 1.0)
+_STOPPED = Refusal(503, "stopped", "The gateway stopped this request.", 1.0)
 
 
-def _error_body(error: Rejection) -> bytes:
+def _error_body(error: Refusal) -> bytes:
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return msgspec.json.encode({"error": {"message": error.message, "type": kind, "param": None, "code": error.reason}})
 
@@ -145,7 +145,7 @@ MAX_FAILURES = 3
 """Engines at which one request may fail: a request that kills engines must not reach all of them."""
 
 
-class RequestSession:
+class RelayedRequest:
     """One request from its dispatch to its end; ``text`` is the output so far, for a predictor that reads it."""
 
     def __init__(self, relay: Relay, client_request: ClientRequest, plan: ResumePlan, ticket: Ticket) -> None:
@@ -158,7 +158,7 @@ class RequestSession:
         self._rejection: EngineRejectedError | None = None
         """The rejection by one engine, while another one gets the request."""
         self._attempt: Attempt | None = None
-        self._worker: Worker | None = None
+        self._worker: EngineWorker | None = None
         self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
         self._next_window, self._content_type = 1, ""
         self._full_since_s: float | None = None
@@ -176,7 +176,7 @@ class RequestSession:
         except NotServedError as error:
             if self._rejection is not None:  # no peer could be asked, so the engine's rejection stands
                 return self._reject(self._rejection)
-            return self._fail(error.rejection)
+            return self._fail(error.refusal)
         except RequestFinishedError:
             return self._fail(_STOPPED)
         except BaseException as error:
@@ -195,9 +195,9 @@ class RequestSession:
         except RequestFinishedError:
             error = _STOPPED
         except EngineRejectedError as rejection:
-            error = Rejection(502, "engine_failed", f"the engine refused to continue: {rejection}")
-        except NotServedError as refusal:
-            error = refusal.rejection
+            error = Refusal(502, "engine_failed", f"the engine refused to continue: {rejection}")
+        except NotServedError as not_served:
+            error = not_served.refusal
         self.end(Outcome.FAILED, error.message)
         return None if self._client_gone else b"data: " + _error_body(error) + b"\n\n"
 
@@ -210,7 +210,7 @@ class RequestSession:
         self.end(Outcome.REJECTED, str(rejection))
         return complete_answer(rejection.status, rejection.body, rejection.content_type)
 
-    def _fail(self, error: Rejection) -> Answer:
+    def _fail(self, error: Refusal) -> Answer:
         self.end(Outcome.FAILED, error.message)
         answer = complete_answer(error.status, _error_body(error), "application/json")
         if error.retry_after_s is not None:
@@ -275,7 +275,7 @@ class RequestSession:
         if not self._attempt_output_started or response.count >= self._next_window:
             self._note_progress(response)
         ticket.tokens(response.count)
-        if not (response.resumable or ticket.nonpreemptible):
+        if not (response.trackable or ticket.nonpreemptible):
             ticket.mark_nonpreemptible()
         if out and not self._retry_state_released and response.sent:
             self._release_retry_state(response)
@@ -375,7 +375,7 @@ class RequestSession:
             self.end(Outcome.CLIENT_GONE, cause)
             if cause == SLOW_READER:
                 # The client may read on, and must not take a part of the output for all of it.
-                raise NotServedError(Rejection(408, "slow_reader", "The answer was not read in time."))
+                raise NotServedError(Refusal(408, "slow_reader", "The answer was not read in time."))
             raise RequestFinishedError
         elif response is not None and (rest := response.completion()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
@@ -400,13 +400,13 @@ class RequestSession:
             return self._finish(rest)
         self._failures += 1
         started, attribution = self._attempt_output_started, self._attribution
-        final = bool(error.code) or (response is not None and response.blocked) or self._failures >= MAX_FAILURES
+        final = bool(error.code) or (response is not None and response.unrecoverable) or self._failures >= MAX_FAILURES
         if (final or attribution.is_request_fault()) or not self._relay.budget.take_for(
             error, attribution.caller, failures=self._failures, output_started=started
         ):
             after_s = None if error.code else 1.0
             cause = "it sent a malformed event" if error.reason == failures.MALFORMED else str(error)
-            raise NotServedError(Rejection(502, error.code or "engine_failed", f"The engine failed: {cause}", after_s))
+            raise NotServedError(Refusal(502, error.code or "engine_failed", f"The engine failed: {cause}", after_s))
         await self._resume("failed_over" if self._output_started else "retried", avoid=True)
         return b""
 
@@ -414,8 +414,8 @@ class RequestSession:
         """Return to the queue with the tokens whose text is out, to avoid the last worker or not."""
         self._close_attempt()
         response = self.response
-        if response is not None and response.blocked:
-            raise NotServedError(Rejection(502, "engine_failed", "The engine is gone.", 1.0))
+        if response is not None and response.unrecoverable:
+            raise NotServedError(Refusal(502, "engine_failed", "The engine is gone.", 1.0))
         self._resuming = response is not None and response.can_resume
         num_tokens = 0
         if isinstance(response, TrackedStream) and self._resuming:
@@ -432,7 +432,7 @@ class RequestSession:
         self._full_since_s = self._full_since_s or now_s
         if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
             after_s = error.retry_after_s or 1.0
-            raise NotServedError(Rejection(503, "overloaded", "The engines are full.", after_s))
+            raise NotServedError(Refusal(503, "overloaded", "The engines are full.", after_s))
         await self.ticket.requeue(error.retry_after_s or 0.0)
 
     def _on_interrupt(self, cause: str) -> None:
@@ -466,7 +466,7 @@ class RequestSession:
 
 def _preemptible(response: Response | None) -> TrackedStream | None:
     """Return the response if a preemption now loses nothing that the client has."""
-    if isinstance(response, TrackedStream) and response.resumable and not response.blocked:
+    if isinstance(response, TrackedStream) and response.trackable and not response.unrecoverable:
         return response
     return None
 
@@ -490,7 +490,7 @@ class Relay:
         self._resumes, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def exchange(self, client_request: ClientRequest) -> Answer:
+    async def serve(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise NotServedError if not admitted or expired."""
         self.budget.deposit(failures.caller_of(client_request.client))
         order, max_tokens = self.config.order, client_request.max_tokens
@@ -505,7 +505,7 @@ class Relay:
             client=client_request.client,
             body_bytes=len(client_request.body),
             prefix=client_request.prefix,
-            resumable=plan.conflict is None,
+            preemptible=plan.conflict is None,
             requested_tokens=requested_tokens(client_request.body, client_request.fields, max_tokens),
             choices=client_request.n,
             buffered=not client_request.stream,
@@ -514,7 +514,7 @@ class Relay:
         if client_request.charge is not None:
             client_request.charge(request)
         ticket = await self._driver.enter(request)
-        return await RequestSession(self, client_request, plan, ticket).respond()
+        return await RelayedRequest(self, client_request, plan, ticket).respond()
 
     def configure(self, config: GatewayConfig) -> None:
         """Use another configuration for later requests."""
@@ -535,12 +535,12 @@ class Relay:
             self._polled_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
-    async def repredict(self, session: RequestSession) -> None:
+    async def repredict(self, relayed: RelayedRequest) -> None:
         """Apply a new prediction of a request whose output has passed a window of tokens."""
-        request = session.ticket.request
-        text = session.text.text() if session.text is not None else None
-        prediction = await self._length_predictor.repredict(request, session.client_request.text or None, text)
-        if not session.ticket.finished:
+        request = relayed.ticket.request
+        text = relayed.text.text() if relayed.text is not None else None
+        prediction = await self._length_predictor.repredict(request, relayed.client_request.text or None, text)
+        if not relayed.ticket.finished:
             self._driver.repredict(request.id, prediction)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

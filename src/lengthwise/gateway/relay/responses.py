@@ -21,7 +21,7 @@ _EXCERPT = 300
 class Response:
     """State of a response; ``complete``: the engine has sent all; ``finished``: its end went on to the client."""
 
-    resumable = False  # whether another engine can still continue it without a gap or a repeat
+    trackable = False  # whether another engine can still continue it without a gap or a repeat
 
     def __init__(self) -> None:
         self.count = 0  # output tokens so far
@@ -42,7 +42,7 @@ class Response:
         return False
 
     @property
-    def blocked(self) -> bool:
+    def unrecoverable(self) -> bool:
         """Whether the client has a part of the response that no other engine can continue."""
         return self.sent and not self.can_resume
 
@@ -189,7 +189,7 @@ class TrackedStream(Response):
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
         super().__init__()
-        self.resumable, self.prompt_ids = True, b""
+        self.trackable, self.prompt_ids = True, b""
         self.flushed_tokens = self.partial_tokens = 0
         self.template, self._options = EventTemplate(), options
         self._max_event_bytes = sse.MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
@@ -200,7 +200,7 @@ class TrackedStream(Response):
 
     @property
     def can_resume(self) -> bool:
-        return self.resumable and bool(self.prompt_ids) and (self.sent or self.flushed_tokens > 0)
+        return self.trackable and bool(self.prompt_ids) and (self.sent or self.flushed_tokens > 0)
 
     @property
     def all_flushed(self) -> bool:
@@ -357,7 +357,7 @@ class TrackedStream(Response):
         if not self.prompt_ids and (prompt := sse.PROMPT_IDS.search(event)) is not None:
             self.prompt_ids = prompt[1]
         if is_parsed or (has_text and not self.prompt_ids):
-            self.resumable = False
+            self.trackable = False
         has_text |= is_parsed
         if ids is None:
             # With usage in each chunk, the total is the one in a chunk without choices.
@@ -409,7 +409,7 @@ class TrackedStream(Response):
             if has_text:
                 self.flushed_tokens, self.partial_tokens = self.count, tokens if tokens > 1 else 0
         elif has_text:
-            self.count, self.resumable = self.count + 1, False
+            self.count, self.trackable = self.count + 1, False
 
     def _set_cause(self, cause: str) -> None:
         if cause == "abort":

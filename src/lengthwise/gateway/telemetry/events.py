@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import Outcome, Rejection, Request
+from lengthwise.gateway.request import Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.telemetry.journal import Row, as_dict
 from lengthwise.schema.errors import MissingExtraError
@@ -59,7 +59,7 @@ class EventLog(Listener):
         self._clock, self._logger = clock, logging.getLogger(LOGGER)
         self._second, self._num_logged, self._num_suppressed = 0, 0, 0
 
-    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102 - as Listener
+    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:  # noqa: D102 - as Listener
         second = int(self._clock())
         if second != self._second:
             if self._num_suppressed:
@@ -69,7 +69,7 @@ class EventLog(Listener):
             self._num_suppressed += 1
             return
         self._num_logged += 1
-        fields = {"reason": reason, "status": rejection.status, "tenant": tenant, "model": model[:128]}
+        fields = {"reason": reason, "status": refusal.status, "tenant": tenant, "model": model[:128]}
         self._logger.info("refused", extra=fields)
 
     def requeued(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
@@ -99,7 +99,7 @@ def safe_detail(outcome: str, detail: str) -> str:
     """Return the part of a detail that may be logged.
 
     Engines repeat prompts in their errors: only the gateway's own words, those before the first colon, remain of a
-    failure, and nothing of a rejection.
+    failure, and nothing of a refusal.
     """
     if outcome in _SAFE_OUTCOMES:
         return detail[:_MAX_LENGTH]
@@ -139,14 +139,14 @@ class Tracing(Listener):
         self._current_span: ContextVar[Any] = ContextVar("lengthwise_span", default=None)
         self._spans: dict[int, Any] = {}
 
-    def exchange(self, inner: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        """Return the exchange within spans that continue the client's trace and that the engine's spans continue."""
+    def traced(self, serve: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        """Return ``serve`` within spans that continue the client's trace and that the engine's spans continue."""
 
         async def traced(client_request: Any) -> Any:
             span = self._start(client_request)
             token = self._current_span.set(span)
             try:
-                return await inner(client_request)
+                return await serve(client_request)
             except BaseException as error:
                 self._end(span, type(error).__name__, self._clock())
                 raise

@@ -13,7 +13,7 @@ import numpy as np
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
-from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
+from lengthwise.gateway.request import LengthPrediction, Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Statistics
 from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Journal, Reprediction, Row
@@ -165,7 +165,7 @@ class Telemetry(Listeners):
     """Metrics, log, journal and traces of a gateway; an async context manager.
 
     Uses ``listen.journal``, ``listen.trace`` and ``order.mode`` of the configuration; ``statistics`` returns the
-    scheduler's state. ``refusal_subscribers`` are called with reason, rejection, tenant and model of every refusal.
+    scheduler's state. ``refusal_subscribers`` are called with reason, refusal, tenant and model of every refusal.
     OpenTelemetry spans (``listen.trace``) need the extra ``tracing``, else MissingExtraError is raised.
     """
 
@@ -189,7 +189,7 @@ class Telemetry(Listeners):
         listeners = (self.traces, self.metrics, self.metrics.phases, self.log, self.tracing)
         super().__init__([listener for listener in listeners if listener is not None])
         self._detail = ""
-        self.refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
+        self.refusal_subscribers: list[Callable[[str, Refusal, int, str], None]] = []
         self._stack = contextlib.AsyncExitStack()
         for on_row in (self.metrics.add_row, lambda row: self.log.log_row(row, self._detail)):
             self.traces.subscribe(on_row)
@@ -219,15 +219,15 @@ class Telemetry(Listeners):
         if config.order.mode == "rra":
             self.metrics.phases.plan = config.dispatch.phases
 
-    def exchange(self, inner: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        """Return the relay's exchange, within spans where traces are requested."""
-        return inner if self.tracing is None else self.tracing.exchange(inner)
+    def traced(self, serve: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        """Return the relay's ``serve``, within spans where traces are requested."""
+        return serve if self.tracing is None else self.tracing.traced(serve)
 
-    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
+    def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:  # noqa: D102
         self.metrics.refused_by(reason, self._tenant(tenant), model)
-        self.log.refused(reason, rejection, tenant, model)
+        self.log.refused(reason, refusal, tenant, model)
         for on_refusal in self.refusal_subscribers:
-            on_refusal(reason, rejection, tenant, model)
+            on_refusal(reason, refusal, tenant, model)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         self._detail = detail

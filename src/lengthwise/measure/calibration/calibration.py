@@ -19,7 +19,7 @@ from lengthwise.measure.calibration.step_evidence import SEEN, step_evidence_of
 from lengthwise.schema.cost_tables import CostTables, Front, Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.records import Floats, Ints, Measured, Records
+from lengthwise.schema.records import Floats, Ints, Records, RunResult
 
 
 def host_share(simulations: Sequence[Records], tables: CostTables) -> float:
@@ -92,7 +92,7 @@ def with_masks(
     return problem, solution, notes
 
 
-def without_masks(runs: Sequence[Measured]) -> tuple[str, ...]:
+def without_masks(runs: Sequence[RunResult]) -> tuple[str, ...]:
     """Return the names of the runs' engines if all are known to attend by request, else nothing."""
     names = {str(run.metadata.get("engine") or "").lower() for run in runs}
     return tuple(sorted(names)) if names and names <= set(UNMASKED) else ()
@@ -274,11 +274,11 @@ KEEP_STEPS = 5_000_000
 
 
 def calibrate(
-    runs: Sequence[Measured],
+    runs: Sequence[RunResult],
     deployment: Deployment,
     *,
     fit: Sequence[str] | None = None,
-    holdout: float | Sequence[Measured] = 0.3,
+    holdout: float | Sequence[RunResult] = 0.3,
     iterations: Iterations | None = None,
     allow: Collection[str] = (),
     seed: int = 0,

@@ -16,7 +16,7 @@ from lengthwise.metrics import request_column
 from lengthwise.metrics.columns import clock_warning
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import IDLE_SHARE, Floats, Measured, RequestRecords, Status, shape_facts
+from lengthwise.schema.records import IDLE_SHARE, Floats, RequestRecords, RunResult, Status, shape_facts
 from lengthwise.schema.workload import Workload
 
 Mask = npt.NDArray[np.bool_]
@@ -33,10 +33,10 @@ class Run:
     seconds: dict[str, Floats]  # [n] by metric; NaN where unknown
     fit: Mask  # [n] fitted requests
     validation: Mask  # [n] held-out requests
-    measured: Measured
+    measured: RunResult
 
 
-def run_of(measured: Measured, name: str, validation: float | None) -> Run:
+def run_of(measured: RunResult, name: str, validation: float | None) -> Run:
     """Return a run whose last share ``validation`` of requests is held out; raises InputError."""
     r, requested = measured.records.requests, measured.workload
     rows = np.flatnonzero((r.status != Status.REJECTED) & np.isfinite(r.arrival_s))
@@ -84,7 +84,7 @@ def until_s(run: Run) -> float:
 MIN_LATENESS_EFFECT = 0.02  # smaller changes of TTFT's mean and 95th percentile are within the noise of any run
 
 
-def harmless_lateness(measured: Measured) -> tuple[str, ...]:
+def harmless_lateness(measured: RunResult) -> tuple[str, ...]:
     """Return the warning of a late client if no fit can be affected: its event loop was idle and rarely woke late."""
     client = measured.metadata.get("client")
     if not isinstance(client, Mapping):
@@ -97,7 +97,7 @@ def harmless_lateness(measured: Measured) -> tuple[str, ...]:
     return (warning,) if idle and on_time and lateness_effect(measured) < MIN_LATENESS_EFFECT else ()
 
 
-def client_was_disturbed(measured: Measured) -> bool:
+def client_was_disturbed(measured: RunResult) -> bool:
     """Return whether other work on the client's machine affected its times, so that a repeat can be better."""
     client = measured.metadata.get("client")
     if not isinstance(client, Mapping):
@@ -107,7 +107,7 @@ def client_was_disturbed(measured: Measured) -> bool:
     return woke_late or (client.get("late_doubt") is not None and not harmless_lateness(measured))
 
 
-def lateness_effect(measured: Measured) -> float:
+def lateness_effect(measured: RunResult) -> float:
     """Return the larger relative decrease of TTFT's mean and 95th percentile if all requests had left on time."""
     r, late_s = measured.records.requests, measured.client_s
     if late_s is None:
@@ -121,7 +121,7 @@ def lateness_effect(measured: Measured) -> float:
     return max(float(1 - on_time / late) if late > 0 else np.inf for late, on_time in pairs)
 
 
-def origin_warnings(measured: Measured, deployment: Deployment) -> list[str]:
+def origin_warnings(measured: RunResult, deployment: Deployment) -> list[str]:
     """Return a sentence for each property of a run (of the model the shape, else the name) that differs."""
     recorded = _recorded_deployment(measured)
     own_shape, shape = shape_facts(deployment.model), recorded.get("model_shape")
@@ -148,7 +148,7 @@ def origin_warnings(measured: Measured, deployment: Deployment) -> list[str]:
     return found
 
 
-def unknown_origin(runs: Sequence[Measured], names: Sequence[str], deployment: Deployment) -> str:
+def unknown_origin(runs: Sequence[RunResult], names: Sequence[str], deployment: Deployment) -> str:
     """Return a sentence on the runs that record neither a model's shape nor a known name; empty if there are none."""
     unknown = [
         name
@@ -165,12 +165,12 @@ def unknown_origin(runs: Sequence[Measured], names: Sequence[str], deployment: D
     )
 
 
-def _recorded_deployment(measured: Measured) -> Mapping[str, Any]:
+def _recorded_deployment(measured: RunResult) -> Mapping[str, Any]:
     recorded = measured.metadata.get("deployment")
     return recorded if isinstance(recorded, Mapping) else {}
 
 
-def _model_names(measured: Measured) -> Iterator[str]:
+def _model_names(measured: RunResult) -> Iterator[str]:
     metadata = measured.metadata
     return _nonempty_strings(
         _recorded_deployment(measured).get("model"), metadata.get("model"), metadata.get("model_id")
@@ -188,7 +188,7 @@ MIN_OVERLAP_SHARE = 0.05  # share of a run in which more requests may seem to ru
 PROMPT_SLACK = 0.02
 
 
-def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deployment, allow: Collection[str]) -> None:
+def check_runs(runs: Sequence[RunResult], names: Sequence[str], deployment: Deployment, allow: Collection[str]) -> None:
     """Require that the runs can belong to this deployment and can be trusted; report all doubtful runs at once."""
     if unknown := sorted(set(allow) - set(ALLOWED)):
         raise InputError(f"allow takes {', '.join(ALLOWED)}; it has {', '.join(unknown)}")
@@ -219,7 +219,7 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
         _check_possible(run, name, deployment)
 
 
-def _check_possible(measured: Measured, name: str, deployment: Deployment) -> None:
+def _check_possible(measured: RunResult, name: str, deployment: Deployment) -> None:
     """Require lengths, concurrency and clocks that this deployment can have produced; raises InputError."""
     r, requested = measured.records.requests, measured.workload.prompt_tokens
     difference = np.median(np.abs(r.prompt_tokens - requested) / np.maximum(1, requested))
@@ -325,7 +325,7 @@ class Split:
 
 
 def split_of(
-    runs: Sequence[Measured], deployment: Deployment, holdout: float | Sequence[Measured], allow: Collection[str]
+    runs: Sequence[RunResult], deployment: Deployment, holdout: float | Sequence[RunResult], allow: Collection[str]
 ) -> Split:
     """Hold out the given runs, complete loads, or each run's last requests; repeats of a run stay on one side."""
     given = list(holdout) if isinstance(holdout, Sequence) else []
@@ -379,14 +379,14 @@ def _runs(n: int) -> str:
     return f"{n} run{'s' if n > 1 else ''}"
 
 
-def _requests(measured: Measured) -> tuple[object, ...]:
+def _requests(measured: RunResult) -> tuple[object, ...]:
     """Return what repeats of a run have in common: requested lengths, gaps of arrivals (to 1 ms), concurrency."""
     w = measured.workload
     arrival_s = np.round(w.arrival_s - np.min(w.arrival_s, initial=np.inf), 3)
     return w.prompt_tokens.tobytes(), w.output_tokens.tobytes(), arrival_s.tobytes(), w.concurrency
 
 
-def _middle(runs: Sequence[Measured], loads: Sequence[Sequence[int]], share: float) -> set[int]:
+def _middle(runs: Sequence[RunResult], loads: Sequence[Sequence[int]], share: float) -> set[int]:
     """Return runs to hold out: evenly spaced loads with all their repeats, never the lowest or the highest load."""
 
     def load(own: Sequence[int]) -> tuple[float, int]:

@@ -63,7 +63,7 @@ def emulated(deployment: Deployment, *, speed: float = 1.0, model: str = "") -> 
         "pp = 1 (one pipeline stage)": deployment.parallel.pp == 1,
         'batching "unified"': scheduler.batching == "unified",
         'memory "paged_by_chunk"': scheduler.memory == "paged_by_chunk",
-        'rank "fcfs_evicted_first" or "priority"': scheduler.rank in ("fcfs_evicted_first", "priority"),
+        'rank "fcfs_preempted_first" or "priority"': scheduler.rank in ("fcfs_preempted_first", "priority"),
         'preemption_mode "recompute"': scheduler.preemption_mode == "recompute",
         'preemption "never"': scheduler.preemption == "never",
         "no bins": scheduler.binning is None,
