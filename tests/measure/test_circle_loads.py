@@ -1,17 +1,12 @@
 """The capacity of an engine is observed while requests wait, and loads are shares of it."""
 
 import heapq
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
+import _circle
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # what is benchmarked is what is tested
-
-import _circle
 
 TOKEN_S, SLOTS = 0.02, 8
 

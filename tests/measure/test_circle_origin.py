@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import _circle
+import _vllm
 import numpy as np
-import pytest
 from scripted_server import Script, ScriptedServer
 
 from lengthwise import Workload, deploy
@@ -18,26 +16,13 @@ from lengthwise.measure.calibration.measured_runs import origin_warnings, unknow
 from lengthwise.usecases.bench import deployment_of_server
 from lengthwise.usecases.variants import deployment as of_scenario
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture(scope="module")
-def modules():
-    path = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield importlib.import_module("_circle"), importlib.import_module("_vllm")
-    finally:
-        sys.path[:] = path
-
-
-def test_a_watched_run_stores_its_deployment_and_is_refused_for_another(modules, tmp_path):
-    circle, vllm = modules
-    served, log = deploy("opt-125m", "H100"), tmp_path / "vllm.log"
+def test_a_watched_run_stores_its_deployment_and_is_refused_for_another(tmp_path):
+    served, log = deploy("opt-125m", "H100"), tmp_path / "_vllm.log"
     log.write_text("")
     requests = Workload(np.zeros(2), np.array([8, 8]), np.array([4, 4]))
     with ScriptedServer(Script()) as server:
-        watched = vllm.Watched(server.url, "toy", log, os.getpgid(0), tmp_path, deployment=circle.facts_of(served))
+        watched = _vllm.Watched(server.url, "toy", log, os.getpgid(0), tmp_path, deployment=_circle.facts_of(served))
         run = watched.bench(requests)
     assert unknown_origin([run], ["one"], served) == ""
     assert origin_warnings(run, served) == []
@@ -47,11 +32,10 @@ def test_a_watched_run_stores_its_deployment_and_is_refused_for_another(modules,
     assert "the origin of these runs is unknown: one" in unknown_origin([bare], ["one"], served)
 
 
-def test_a_run_stores_what_bench_stores_of_a_scenario(modules, tmp_path):
-    circle, _ = modules
+def test_a_run_stores_what_bench_stores_of_a_scenario(tmp_path):
     text = '[workload]\npreset = "chat-1m"\nnum_requests = 9\n'
     text += '[deployment]\nmodel = "llama-3.1-8b"\ngpu = "H100"\ntp = 2\n'
     (tmp_path / "s.toml").write_text(f"{text}[engine]\nmax_model_len = 4096\n")
     retained = deployment_of_server(tmp_path / "s.toml", None, None, [])
-    reported = circle.facts_of(of_scenario(loads((tmp_path / "s.toml").read_text())))
+    reported = _circle.facts_of(of_scenario(loads((tmp_path / "s.toml").read_text())))
     assert {key: retained[key] for key in reported} == reported

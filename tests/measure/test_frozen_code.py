@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import re
-import sys
-from pathlib import Path
 
+import _harness
 import pytest
-
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.insert(0, BENCHMARKS)
-try:
-    _harness = importlib.import_module("_harness")
-finally:
-    sys.path.remove(BENCHMARKS)
 
 
 @pytest.fixture

@@ -8,18 +8,16 @@ import time
 import types
 from pathlib import Path
 
+import _circle
+import _continuous
+import fidelity
+import gpu_campaign
 import numpy as np
 import pytest
 
 from lengthwise.schema.errors import EngineError
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))  # what is benchmarked is what is tested
-
-import _circle  # noqa: E402
-import _continuous  # noqa: E402
-import fidelity  # noqa: E402
-import gpu_campaign  # noqa: E402
 
 READY = "import sys, time\nprint('ready {}', flush=True)\n"
 

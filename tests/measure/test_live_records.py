@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from pathlib import Path
 
+import _live as live
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RETAINED = BENCHMARKS / "results" / "live"
 
 
-@pytest.fixture(scope="module")
-def live():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield importlib.import_module("_live")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
 @pytest.mark.parametrize(("engine", "settings"), [("vllm", ("WIDE", "NARROW")), ("transformers", ("FIFO",))])
-def test_retained_runs_come_round_by_round_whatever_their_files_times(live, engine, settings, tmp_path):
+def test_retained_runs_come_round_by_round_whatever_their_files_times(engine, settings, tmp_path):
     files = sorted((RETAINED / engine).glob("*.measured.parquet"))
     for at, path in enumerate(files):
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import statistics
-import sys
 from pathlib import Path
 
+import _live as live
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -16,15 +15,6 @@ FIGURE = 0.01
 """A figure (the median over loads) may be so far from the one that is saved: what another order of sums may move."""
 LOAD = 0.02
 """And the median of a load, which a search that ends elsewhere moves further."""
-
-
-@pytest.fixture(scope="module")
-def live():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield importlib.import_module("_live")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
 
 
 def saved(prefix: str) -> dict[str, dict]:
@@ -39,7 +29,7 @@ def saved(prefix: str) -> dict[str, dict]:
     ("prefix", "engine", "settings"),
     [("fidelity.live", "vllm", ("WIDE", "NARROW")), ("fidelity.live_transformers", "transformers", ("FIFO",))],
 )
-def test_retained_runs_are_predicted_as_well_as_the_page_states(live, prefix, engine, settings, tmp_path):
+def test_retained_runs_are_predicted_as_well_as_the_page_states(prefix, engine, settings, tmp_path):
     circle = live.Circle(tmp_path, tmp_path, live.FULL, again=RETAINED / "live" / engine)
     of = [getattr(live, name) for name in settings]
     runs = {setting.name: circle.saved_runs(setting) for setting in of}
