@@ -1,8 +1,8 @@
 """Memory layout of the kernel's state: one record per slot, decode group, replica and step in flight.
 
 A *slot* holds a request from its arrival at a queue to its end; slots are reused, so that the working set grows with
-the requests in the system, not with the workload. A *group* is a set of sequences that decode together: its members
-advance by sums, not one by one.
+the requests in the system, not with the workload. A *group* is a set of sequences that decode together: a step
+updates the group's totals, not each member.
 """
 
 from __future__ import annotations

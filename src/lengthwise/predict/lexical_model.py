@@ -1,4 +1,4 @@
-"""Models inside the lexical predictor: the location of a prompt, and the remainder during generation."""
+"""Models inside the lexical predictor: of a prompt's log length, and of the remaining length during generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The complete plan: the chosen schedule, the alternatives, its frontier, drift, timeline and other systems."""
+"""The complete plan: the chosen schedule with its alternatives, frontier, drift and timeline, and other systems."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MAX_BARS = 2500
 def other_systems(
     planner: Planner, bound_s: float, systems: Sequence[str], seed: int = 0, progress: Progress = lambda *_: None
 ) -> tuple[OtherSystem, ...]:
-    """Return the results of other systems, under the planner's kind of bound."""
+    """Return the results of other systems (Orca, vLLM, ...) under the planner's latency bound."""
     simulated = itertools.count(1)
     found = []
     for system in dict.fromkeys(systems):

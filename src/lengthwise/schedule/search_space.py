@@ -34,11 +34,11 @@ class SearchSpace:
 
     WAA has the variables (B_E, run). A larger batch may move GPUs between prefill and decode, which breaks
     monotonicity; so batches are divided into runs with the same split, micro-batches and groups. Within a run a larger
-    batch raises throughput and latency; about runs nothing is assumed. Places beyond the end of a run are infeasible,
-    with the throughput of its end.
+    batch raises throughput and latency; about runs nothing is assumed. Points beyond the end of a run are infeasible;
+    branch and bound sees the throughput of its last batch there.
 
-    There is at least one of the ``groups`` of ``tp`` GPUs (None: all that the GPUs have room for), unless ``tp`` is 1:
-    every GPU is a stage of its own. ``prefill_gpus`` prefill under WAA, as deployed; None: as the strategy splits them.
+    ``groups`` are the numbers of groups of ``tp`` GPUs to try; None: from 1 to as many as fit, or 0 if ``tp`` is 1 (every
+    GPU is a stage of its own). ``prefill_gpus``: number of GPUs that prefill under WAA; None: chosen by the strategy.
     ``variables`` are empty if no schedule is feasible, and ``infeasible_reason`` is why. Of ``size`` schedules
     ``evaluated`` were estimated so far.
     """

@@ -25,7 +25,7 @@ def play(
 
     Args:
         reserve: Plans of models without a stage.
-        places: Whether replicas are placed; otherwise none is ever moved for another, which is faster to simulate.
+        places: Whether replicas get certain GPUs. If not, none ever moves to make room for another: faster to simulate.
         started: Plans that run at the start, and their placement; only with ``places``.
 
     Raises:

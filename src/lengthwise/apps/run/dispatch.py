@@ -24,7 +24,7 @@ _LATER_S = 1e-3
 async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tuple[list[LeasedTask], list[Ending]]:
     """Split leases into tasks to send to engines and endings of tasks that need no engine.
 
-    The latter are skipped, answered before, or without a valid request.
+    The latter are skipped, are already answered, or have no valid request.
     """
     layout, ledger = job.layout, writer.ledger
     parents = sorted({place for lease in leases for place in layout.parents(lease.task).tolist()})

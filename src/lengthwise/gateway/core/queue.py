@@ -1,13 +1,14 @@
 """Waiting requests, ordered by the simulator's rank under priority classes, fairness and a hard bound on waiting.
 
 Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; then priority classes; then the rank's
-key; then arrival; then id. With fairness an overdue request is in the best class that waits, and within a class the
-tenant with the least service comes first, its overdue requests before its others.
+key; then arrival; then id. With fairness an overdue request counts as of the best class in the queue, and within a
+class the tenant with the least service comes first, with its overdue requests first.
 
-The bound: only overdue requests that arrived earlier precede an overdue request, and none of them is preempted, because
-``DispatchPass`` gives no worker that it could use to a request behind it. So it waits at most ``max_wait_s`` plus the
-time in which the workers of its model finish these requests and all in flight, whatever is predicted. With fairness,
-overdue requests of its own tenant precede it, and requests of other tenants until these have had as much service.
+The bound: only overdue requests that arrived earlier precede an overdue request, ``DispatchPass`` gives no later request
+a worker that the overdue one could use, and overdue requests are never preempted. So a request waits at most
+``max_wait_s`` plus the time in which the workers of its model finish the earlier overdue requests and all requests in
+flight, whatever is predicted. With fairness, earlier overdue requests of its own tenant precede it, and requests of
+other tenants until those tenants have had as much service.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RERANK_INTERVAL_S = 0.1
 
 
 class Deadlines:
-    """One time per request; setting, discarding and reading the next take O(log n), memory is O(set)."""
+    """One time per request; setting, discarding and reading the earliest take O(log n)."""
 
     def __init__(self) -> None:
         self._at_s: dict[int, float] = {}

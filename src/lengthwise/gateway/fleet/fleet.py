@@ -38,7 +38,7 @@ class WorkerRegistry:
     """Workers by name: add, drain and remove them as endpoints come and go.
 
     ``changed`` is called after every change, with True if requests in progress must know at once; ``renamed`` when
-    another engine takes a name, before any request goes to it; ``on_release`` with a name that its engine gave up.
+    another engine takes a name, before it gets requests; ``on_release`` with a name that becomes free.
     """
 
     def __init__(
