@@ -68,7 +68,7 @@ def of_point(point: Point, host: HostOverhead, half: str) -> list[Bracket]:
     except InputError:
         return []
     requests = loop_of(point).workload()
-    ends = interval(lambda one: list(means(simulate(requests, one, keep_steps=0))), deployment)
+    ends = interval(lambda one: list(means(simulate(requests, one, max_log_steps=0))), deployment)
     of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id), "half": half}
     of["waits"] = WAITS if loop_of(point).wait_steps else NO_WAITS
     measured = (point.ttft_s, point.tpot_s)
@@ -141,7 +141,7 @@ def least(point: Point, host: HostOverhead) -> float:
     requests = loop_of(point).workload()
 
     def first_s(cost: CostTables) -> float:
-        return means(simulate(requests, replace(deployment, cost=cost), keep_steps=0))[0]
+        return means(simulate(requests, replace(deployment, cost=cost), max_log_steps=0))[0]
 
     def holds(slow_log_sd: float) -> bool:
         drawn_s = list(map(first_s, perturbed(skewed(deployment.cost, slow_log_sd))))

@@ -243,14 +243,14 @@ def _thinned(values: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _run(
-    of: Estimator, controls: Controls, count: int, seed: int, *, threshold: float | None = None, keep_steps: int = 0
+    of: Estimator, controls: Controls, count: int, seed: int, *, threshold: float | None = None, max_log_steps: int = 0
 ) -> tuple[Deployment, np.ndarray, Records]:
     """Simulate a schedule with drawn lengths and a queue that never empties; return its [count] outputs, too."""
     rng, task = np.random.default_rng(seed), of.setting.task
     deployment = deployment_of(of, controls, threshold=threshold)
     prompt, output = (rng.choice(len(pmf), count, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     workload = Workload(np.zeros(count), prompt, output, concurrency=concurrency_limit(of, controls))
-    return deployment, output, simulate(workload, deployment, keep_steps=keep_steps)
+    return deployment, output, simulate(workload, deployment, max_log_steps=max_log_steps)
 
 
 def _window(started_s: np.ndarray) -> tuple[float, float]:
@@ -412,7 +412,7 @@ def variance(_: Path, quick: bool) -> dict[str, Any]:
 
 def _stage_times(of: Estimator, controls: Controls, threshold: float | None, count: int) -> dict[str, Any]:
     """Return mean and 99 % range of prefills and of decode iterations, throughput and P99 latency."""
-    deployment, _, records = _run(of, controls, count, 3, threshold=threshold, keep_steps=10**7)
+    deployment, _, records = _run(of, controls, count, 3, threshold=threshold, max_log_steps=10**7)
     requests, steps = records.requests, records.steps
     from_s, to_s = _window(np.sort(requests.scheduled_s))
     served = (requests.scheduled_s >= from_s) & (requests.scheduled_s < to_s)

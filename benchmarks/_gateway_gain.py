@@ -315,7 +315,7 @@ def _simulate(made: Workload, service: Service, name: str) -> Floats:
     share = 1.0
     for _ in range(4 if windowed else 1):
         slower = replace(service, step_s=service.step_s + share * resend_s)
-        r = engine.simulate(made, replay.deployment_of(made, slower, scheduler), keep_steps=0).requests
+        r = engine.simulate(made, replay.deployment_of(made, slower, scheduler), max_log_steps=0).requests
         assert (r.status == Status.FINISHED).all()
         share = _share_with_a_queue(r.arrival_s, r.finished_s, (service.max_num_seqs or 1) * ENGINES)
     return np.asarray(r.finished_s - r.arrival_s)

@@ -88,7 +88,7 @@ def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
     folder = shared / ROOT / "measured_runs" / run.folder
     r, other = read_requests(folder), summary(folder)
     measured = latencies(r.arrival_s, r.first_s, r.last_s, r.output)
-    done = simulate(Workload(r.arrival_s, r.prompt, r.output), deployment(shared, run), keep_steps=0).requests
+    done = simulate(Workload(r.arrival_s, r.prompt, r.output), deployment(shared, run), max_log_steps=0).requests
     own = latencies(done.arrival_s, done.first_token_s, done.finished_s, r.output)
     return {name: compared(measured[name], own[name], other[name], draws) for name in LATENCIES}
 

@@ -346,7 +346,7 @@ def simulated(point: Point, ops: RankOperators, host: Host) -> tuple[float, floa
     scheduler = policy.scheduler("vllm_v1" if loop.mixed else "vllm_v0")
     parts = {"model": ops.model, "gpu": gpu, "node": ops.node, "parallel": Parallelism(), "limits": limits, "kv": plan}
     deployment = Deployment(**parts, scheduler=scheduler, cost=ops.tables(host, loop), max_model_len=loop.longest)
-    ttft_s, tpot_s = means(simulate(loop.workload(), deployment, keep_steps=0))
+    ttft_s, tpot_s = means(simulate(loop.workload(), deployment, max_log_steps=0))
     return ttft_s + loop.wait_steps * tpot_s + host.front_s(point), tpot_s
 
 
@@ -672,7 +672,7 @@ def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, 
         for point, prices in priced:
             with contextlib.suppress(InputError):  # it does not fit by the memory planner that ships
                 deployment = deployed(point, prices, point.backend)
-                predicted.append(means(simulate(loop_of(point).workload(), deployment, keep_steps=0)))
+                predicted.append(means(simulate(loop_of(point).workload(), deployment, max_log_steps=0)))
                 found.append(point)
         out |= _figures(name, found, np.array(predicted).reshape(-1, 2), {})
     return out

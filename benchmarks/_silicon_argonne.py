@@ -124,7 +124,7 @@ def predicted(row: Mapping[str, Any], inputs: int, outputs: int, size: int, meas
     deployment = deploy(model, gpu, tp=row["Num of Hardware"], limits=limits)
     bare = replace(deployment, cost=replace(deployment.cost, host_s=np.zeros_like(deployment.cost.host_s)))
     requests = Workload(np.zeros(size), np.full(size, inputs), np.full(size, outputs))
-    done = simulate(requests, bare, keep_steps=0)
+    done = simulate(requests, bare, max_log_steps=0)
     kernels_s, steps = float(np.max(done.requests.finished_s)), float(done.totals.steps.sum())
     return Batch(model, gpu, row["Framework"], measured_s, kernels_s, steps, float(size * outputs))
 

@@ -42,14 +42,14 @@ def check(records: Records, workload: Workload) -> None:
 
 def speed(name: str, deployment: Deployment, requests: int, repeats: int, target: float) -> Row:
     """Measure simulated requests per CPU second, at a share of the rate at which a saturated deployment finishes."""
-    saturated = simulate(chat(6_000 * deployment.parallel.replicas, 1e4), deployment, keep_steps=0)
+    saturated = simulate(chat(6_000 * deployment.parallel.replicas, 1e4), deployment, max_log_steps=0)
     done = np.sort(saturated.requests.finished_s)
     low, high = int(0.2 * len(done)), int(0.8 * len(done))
     rate_rps = LOAD * (high - low) / (done[high] - done[low])
     workload = chat(requests, rate_rps)
-    records = simulate(workload, deployment, keep_steps=0)
+    records = simulate(workload, deployment, max_log_steps=0)
     check(records, workload)
-    all_s = cpu_seconds(lambda: simulate(workload, deployment, keep_steps=0), repeats)
+    all_s = cpu_seconds(lambda: simulate(workload, deployment, max_log_steps=0), repeats)
     median_s = statistics.median(all_s)
     steps = int(records.totals.steps.sum())
     mean_batch = float(records.series.seqs_s.sum() / records.series.step_s.sum())
@@ -65,10 +65,10 @@ sys.path.insert(0, {folder!r})
 from simulate import LIMITS, chat, check
 from lengthwise import deploy, simulate
 deployment = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
-simulate(chat(100, 1.0), deployment, keep_steps=0)
+simulate(chat(100, 1.0), deployment, max_log_steps=0)
 workload = chat({requests}, {rate})
 start_s = time.process_time()
-records = simulate(workload, deployment, keep_steps=0)
+records = simulate(workload, deployment, max_log_steps=0)
 seconds = time.process_time() - start_s
 check(records, workload)
 print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]))
@@ -137,7 +137,7 @@ def _unbounded(scheduler: str) -> Deployment:
 def _timed(workload: Workload, deployment: Deployment) -> tuple[float, int]:
     """Return the CPU seconds of a simulation and its number of preemptions."""
     started_s = time.process_time()
-    records = simulate(workload, deployment, keep_steps=0)
+    records = simulate(workload, deployment, max_log_steps=0)
     elapsed_s = time.process_time() - started_s
     assert np.isfinite(records.requests.finished_s).all(), "every request must finish"
     return elapsed_s, int(records.requests.preemptions.sum())

@@ -176,12 +176,6 @@ def test_narrow_weights_leave_the_cache_at_16_bits():
     assert catalog.kv_bytes_per_token(narrow) == catalog.kv_bytes_per_token(spec)
 
 
-def test_cross_attention_holds_the_encoders_tokens_in_every_decoder_layer():
-    assert catalog.cross_kv_bytes_per_token(MODELS["t5-11b"]) == 2 * 24 * 128 * 128 * 2
-    assert catalog.cross_kv_bytes_per_token(MODELS["llama-2-7b"]) == 0
-    assert catalog.encoder_layer_parameters(MODELS["llama-2-7b"]) == 0
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "published"),
     [

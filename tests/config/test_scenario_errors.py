@@ -278,4 +278,4 @@ def test_whatever_a_file_holds_it_loads_or_it_is_a_scenario_error(raw, base):
     except ScenarioError as error:
         assert str(error).startswith("scenario: ")  # noqa: PT017 - both endings are right
     else:
-        assert found.effective()
+        assert found.by_variant()

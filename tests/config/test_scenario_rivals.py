@@ -43,7 +43,7 @@ def test_an_override_that_replaces_another_source_is_noted(scenario):
     (note,) = changed.notes
     assert "--set workload.trace takes the place of workload.prompt and workload.output" in note
     assert changed.with_run(seeds=2).notes == changed.notes
-    assert [side.notes for side in changed.effective()] == [changed.notes]
+    assert [side.notes for side in changed.by_variant()] == [changed.notes]
     assert load(path, ["workload.num_requests=5"]).notes == ()
     assert load(path, ["workload.request_rate=3"]).notes == ()
     (load_note,) = load(path, ["workload.concurrency=3"]).notes

@@ -255,5 +255,5 @@ def simulated_ms(row, gpu):
     deployment = deploy("llama-3.1-70b", gpu, tp=row["tp_size"], limits=limits, host="vllm")
     rng, n = np.random.default_rng(0), 4 * clients
     isl, osl = (rng.integers(int(0.8 * row[side]), row[side], n, endpoint=True) for side in ("isl", "osl"))
-    requests = simulate(Workload(np.zeros(n), isl, osl, concurrency=clients), deployment, keep_steps=0).requests
+    requests = simulate(Workload(np.zeros(n), isl, osl, concurrency=clients), deployment, max_log_steps=0).requests
     return 1e3 * np.mean((requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1))

@@ -118,7 +118,7 @@ def test_those_a_closed_loop_never_let_in_have_no_arrival():
     assert records.requests.arrival_s[0] == 0
 
 
-@pytest.mark.parametrize("options", [{"seed": -1}, {"keep_steps": -1}])
+@pytest.mark.parametrize("options", [{"seed": -1}, {"max_log_steps": -1}])
 def test_negative_options_are_refused(options):
     with pytest.raises(InputError, match="must not be negative"):
         simulate(few(), deployment(), **options)

@@ -81,9 +81,9 @@ def test_an_unknown_engine():
 def test_the_log_is_complete_or_absent():
     complete = simulate(WORKLOAD, DEPLOYMENT)
     steps = len(complete.steps.start_s)
-    assert len(simulate(WORKLOAD, DEPLOYMENT, keep_steps=steps).steps.start_s) == steps
-    for keep_steps in (0, 1, steps - 1):
-        brief = simulate(WORKLOAD, DEPLOYMENT, keep_steps=keep_steps)
+    assert len(simulate(WORKLOAD, DEPLOYMENT, max_log_steps=steps).steps.start_s) == steps
+    for max_log_steps in (0, 1, steps - 1):
+        brief = simulate(WORKLOAD, DEPLOYMENT, max_log_steps=max_log_steps)
         assert brief.steps is None
         assert brief.gaps.gap_s is None
         assert brief.gaps.count is None

@@ -57,7 +57,7 @@ class Fcfs:
         self.retained.append(id)
 
     def queue_full(self, now_s, worker, id, hold_s=0.0) -> None:
-        self.requeue(now_s, id, 0)
+        self.on_queue_full(now_s, id, 0)
 
     def remove(self, now_s, id) -> None:
         self.running.pop(id, None)
@@ -153,7 +153,7 @@ def test_a_client_that_goes_leaves_nothing(when: str):
         if when == "retry":
             ticket = await task
             scheduler.places = 0
-            task = asyncio.ensure_future(ticket.resume("preemption"))
+            task = asyncio.ensure_future(ticket.requeue("preemption"))
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -170,20 +170,20 @@ def test_a_preemption_is_reported_and_the_request_runs_again():
         driver, scheduler, ledger = hub_of()
         ticket, received = await driver.enter(request(1)), []
         ticket.on_interrupt = received.append
-        ticket.tokens(7)
-        ticket.tokens(7)
+        ticket.on_progress(7)
+        ticket.on_progress(7)
         scheduler.cut = [1]
         driver.wake()
         await asyncio.sleep(0.01)
         assert received == [PREEMPTED]
         assert ticket.interrupted.is_set()
-        assert await ticket.resume("preemption") is ticket
+        assert await ticket.requeue("preemption") is ticket
         assert (ticket.worker, ticket.interrupted.is_set()) == ("w", False)
         assert ledger.tokens_of == {1: 7}
         assert ledger.cause == ["preemption"]
         ticket.end(Outcome.FINISHED)
         with pytest.raises(RequestFinishedError):
-            await ticket.resume("preemption")
+            await ticket.requeue("preemption")
 
     run(work)
 
@@ -205,7 +205,7 @@ def test_a_request_can_be_cancelled_while_it_waits_again():
         driver, scheduler, ledger = hub_of()
         ticket = await driver.enter(request(1))
         scheduler.places = 0
-        task = asyncio.ensure_future(ticket.resume("preemption"))
+        task = asyncio.ensure_future(ticket.requeue("preemption"))
         await asyncio.sleep(0.01)
         ticket.end(Outcome.CLIENT_GONE)
         with pytest.raises(RequestFinishedError):
@@ -244,7 +244,7 @@ def test_a_nonpreemptible_request_reports_it_once_and_may_be_preempted_elsewhere
         ticket.mark_nonpreemptible()
         ticket.mark_nonpreemptible()
         assert (scheduler.retained, ticket.interrupted.is_set()) == ([1], False)
-        await ticket.resume("failed_over")
+        await ticket.requeue("failed_over")
         ticket.mark_nonpreemptible()
         assert scheduler.retained == [1, 1]
         ticket.end(Outcome.FINISHED)
@@ -281,7 +281,7 @@ def test_a_decision_that_became_due_earlier_is_not_slept_over():
         decided = scheduler.decided
         scheduler.alarm_s = driver.clock() + 0.05
         for total in range(1, 20):
-            ticket.tokens(total)
+            ticket.on_progress(total)
         await asyncio.sleep(0)
         assert scheduler.decided == decided
         await asyncio.sleep(0.2)

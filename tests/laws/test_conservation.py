@@ -108,6 +108,6 @@ def test_the_reference_accounts_for_every_block_at_every_step(workload, deployme
     watched = watch(workload, deployment)
     for rep in watched.replicas:
         assert rep.free == deployment.kv.num_blocks
-        assert rep.tokens == 0
+        assert rep.outstanding_tokens == 0
         assert not rep.running
         assert not rep.queue.waiting

@@ -93,12 +93,12 @@ def test_unused_predictions_change_nothing(workload, deployment, seed):
 
 @LAW
 @given(workloads(), deployments(), LATE, st.integers(0, 50))
-def test_keeping_a_log_changes_nothing(workload, deployment, limit_s, keep_steps):
+def test_keeping_a_log_changes_nothing(workload, deployment, limit_s, max_log_steps):
     logged = run(workload, deployment, time_limit_s=limit_s)
-    brief = run(workload, deployment, time_limit_s=limit_s, keep_steps=keep_steps)
+    brief = run(workload, deployment, time_limit_s=limit_s, max_log_steps=max_log_steps)
     if brief.steps is None:
         gaps = dataclasses.replace(logged.gaps, gap_s=None, count=None)
         logged = dataclasses.replace(logged, steps=None, gaps=gaps)
     else:
-        assert len(brief.steps.start_s) <= keep_steps
+        assert len(brief.steps.start_s) <= max_log_steps
     assert bytes_of(brief) == bytes_of(logged)

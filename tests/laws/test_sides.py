@@ -88,7 +88,7 @@ def test_everything_is_free_at_the_end_of_both_sides(workload, deployment):
 def test_the_reference_accounts_for_every_block_of_both_sides(workload, deployment):
     for rep in watch(workload, deployment).replicas:
         assert rep.free == rep.s.params.total_blocks
-        assert rep.tokens == 0
+        assert rep.outstanding_tokens == 0
         assert not rep.running
         assert not rep.queue.waiting
 

@@ -286,7 +286,7 @@ def test_the_bound_of_every_named_scheduler_holds(workload, deployment, name):
 
 class Windows(Doorkeeper):
     def _launch(self, rep, step):
-        assert rep.steps_since < 50 + self.s.params.pp - 1
+        assert rep.steps_since_admit < 50 + self.s.params.pp - 1
         super()._launch(rep, step)
 
 

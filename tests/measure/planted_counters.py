@@ -22,7 +22,7 @@ SHIFT_S = 1000.0
 def simulated(workload, deployment, truth):
     """The records of an engine with these parameters, each of its steps kept."""
     cost = apply(deployment.cost, truth)
-    return engine.simulate(workload, replace(deployment, cost=cost), keep_steps=10**6)
+    return engine.simulate(workload, replace(deployment, cost=cost), max_log_steps=10**6)
 
 
 def scraped(workload, deployment, truth, period_s, noise=0.01, seed=0, answer_s=0.0):

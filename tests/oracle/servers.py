@@ -93,7 +93,7 @@ def check_mean(one_run: Callable[[np.random.Generator], float], expected: float,
 
 def run(workload: Workload, server: Deployment, seed: int = 0) -> Records:
     """Records of a run that keeps no log of more than ten thousand steps."""
-    return simulate(workload, server, seed=seed, keep_steps=10_000)
+    return simulate(workload, server, seed=seed, max_log_steps=10_000)
 
 
 def pollaczek_khinchine(rate_rps: float, mean_s: float, square_s2: float) -> float:

@@ -57,7 +57,7 @@ def test_the_least_spread_is_that_whose_interval_just_contains_the_point():
     requests = _silicon.loop_of(late).workload()
     ends = [
         _brackets.interval(
-            lambda one: list(_brackets.means(simulate(requests, one, keep_steps=0))),
+            lambda one: list(_brackets.means(simulate(requests, one, max_log_steps=0))),
             replace(deployment, cost=_brackets.skewed(deployment.cost, sd)),
         )[2][0]
         for sd in (needed - 0.1, needed)

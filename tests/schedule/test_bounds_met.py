@@ -29,7 +29,7 @@ def played(estimator, controls, threshold):
     prompt, output = (rng.choice(len(pmf), COUNT, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     made = Workload(np.zeros(COUNT), prompt, output, concurrency=concurrency_limit(estimator, controls))
     deployment = deployment_of(estimator, controls, threshold=threshold)
-    r = simulate(made, deployment, keep_steps=0).requests
+    r = simulate(made, deployment, max_log_steps=0).requests
     separate = controls.strategy is not Strategy.RRA
     started_s = prefills_begin_s(r, deployment.cost) if separate else r.scheduled_s
     ends = np.quantile(started_s, (0.25, 0.85))

@@ -26,7 +26,7 @@ def played(estimator, controls, seed, requests=REQUESTS):
     prompt, output = (rng.choice(len(pmf), requests, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     workload = Workload(np.zeros(requests), prompt, output, concurrency=concurrency_limit(estimator, controls))
     complete = deployment_of(estimator, controls)
-    got = simulate(workload, complete, keep_steps=0).requests
+    got = simulate(workload, complete, max_log_steps=0).requests
     started_s = prefills_begin_s(got, complete.cost)
     from_s, to_s = started_s[requests // 4], started_s[-requests // 8]
     inside = (started_s >= from_s) & (started_s < to_s)
@@ -91,7 +91,7 @@ def test_room_to_prefill_is_what_was_counted_on(sixteen):
     steps = simulate(
         Workload(np.zeros(20_000), prompt, output, concurrency=concurrency_limit(sixteen, controls)),
         complete,
-        keep_steps=10**6,
+        max_log_steps=10**6,
     ).steps
     in_use = steps.kv_blocks[steps.replica == 0] / complete.kv.num_blocks
     assert 0.7 < np.quantile(in_use, 0.95) <= 1.0, "they are held, and there is no need of more"

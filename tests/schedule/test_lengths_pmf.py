@@ -50,7 +50,7 @@ def test_fixed_lengths_have_no_variance_at_all():
 
 def test_a_workloads_lengths_are_counted():
     workload = generate(500, preset("exegpt-s").lengths, preset("exegpt-s").arrivals, seed=3)
-    lengths = TaskLengths.from_workload(workload)
+    lengths = TaskLengths.from_samples(workload.prompt_tokens, workload.output_tokens)
     assert lengths.mean_prompt_tokens == pytest.approx(workload.prompt_tokens.mean())
     assert lengths.output_quantile(0.5) == int(np.sort(workload.output_tokens)[249])
 

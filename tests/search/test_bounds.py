@@ -70,7 +70,7 @@ def batches(draw):
 
 def complete(workload, deployment):
     """A run to its end, as a window."""
-    records = engine.simulate(workload, deployment, keep_steps=0)
+    records = engine.simulate(workload, deployment, max_log_steps=0)
     return Window(deployment, records, None, -1.0, records.end_s)
 
 

@@ -102,7 +102,7 @@ def test_goodput_at_a_rate_is_the_share_of_good_requests():
     for choice in plan.choices:
         if choice.status is not Status.RANKED:
             continue
-        records = engine.simulate(load.at(9, 4000, 10.0), Build()(choice.settings), keep_steps=0)
+        records = engine.simulate(load.at(9, 4000, 10.0), Build()(choice.settings), max_log_steps=0)
         good = slo.met(records.requests)["all"][800:].mean()
         assert choice.objective.value == pytest.approx(10.0 * good, rel=0.06)
         assert choice.objective.value <= 10.0

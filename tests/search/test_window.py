@@ -158,7 +158,7 @@ def test_goodput_of_a_complete_run_is_that_of_the_metrics(workload, deployment, 
     from lengthwise import engine
 
     assume(workload.concurrency is None and not may_get_stuck(deployment))
-    records = engine.simulate(workload, deployment, keep_steps=0)
+    records = engine.simulate(workload, deployment, max_log_steps=0)
     slo = Slo(ttft_s, tpot_s, jct_s)
     window = Window(deployment, records, None, -1.0, 1e9)
     assert good_share(window, slo, 0.0) == pytest.approx(slo.met(records.requests)["all"].mean())

@@ -235,7 +235,7 @@ def test_prefixes_before_a_chunk_are_reported_only_where_prompts_are_chunked() -
         (variant,) = variants.build(config.loads(requested(rate).to_toml(), overrides=set_))
         deployment = within(variant.deployment, chunk=8192, context=1200, prefix=0)
         for steps in (100_000, 0):
-            records = engine.simulate(variant.workload(0), variant.deployment, seed=0, keep_steps=steps)
+            records = engine.simulate(variant.workload(0), variant.deployment, seed=0, max_log_steps=steps)
             found = beyond_reach(records, deployment)
             assert [one.bound for one in found] == ["prefix"] * cut
             longest = int(records.requests.prompt_tokens.max())
@@ -248,7 +248,7 @@ def test_prefixes_before_a_chunk_are_reported_only_where_prompts_are_chunked() -
 
 def test_without_steps_time_bins_are_used() -> None:
     (variant,) = variants.build(requested(BUSY_RATE))
-    records = engine.simulate(variant.workload(0), variant.deployment, seed=0, keep_steps=0)
+    records = engine.simulate(variant.workload(0), variant.deployment, seed=0, max_log_steps=0)
     (found,) = beyond_reach(records, within(variant.deployment, seqs=8))
     assert found.unit == "time"
     assert found.largest > 8

@@ -1,6 +1,5 @@
 from .shapes import active_parameters as active_parameters
 from .shapes import approximations as approximations
-from .shapes import cross_kv_bytes_per_token as cross_kv_bytes_per_token
 from .shapes import embedding_parameters as embedding_parameters
 from .shapes import encoder_layer_parameters as encoder_layer_parameters
 from .shapes import head_parameters as head_parameters

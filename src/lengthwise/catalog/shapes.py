@@ -112,11 +112,6 @@ def approximations(spec: ModelSpec) -> tuple[str, ...]:
     return tuple(found)
 
 
-def cross_kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return bytes that one encoder token caches for cross-attention in all decoder layers; 0 without encoder."""
-    return kv_bytes_per_token(spec, dtype) if spec.encoder_layers else 0.0
-
-
 def stage_layers(spec: ModelSpec, pp: int, *, encoder: bool = False) -> list[int]:
     """Return the layers of each of ``pp`` stages, split as in vLLM; raise InputError if ``pp`` is not in 1..layers."""
     # Remaining layers go one each to the stages before the last one, which also holds the head, backwards.

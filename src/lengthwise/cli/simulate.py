@@ -54,7 +54,7 @@ def run(
         scenario = scenario.only(variant)
     if seeds is not None:
         scenario = scenario.with_run(seeds=seeds)
-    names = [effective.name for effective in scenario.effective()]
+    names = [effective.name for effective in scenario.by_variant()]
     traces, record_files = variant_files(timeline, names), variant_files(records, names, first_unnamed=False)
     outputs.require_outputs(json, report, scenario.files, [*traces.values(), *record_files.values()])
     variants = build(scenario)
@@ -136,7 +136,7 @@ def write(results: list[Result], json: Path | None, html: Path | None, *, quiet:
 def write_records(outcomes: Sequence[VariantOutcome], files: dict[str, Path]) -> None:
     """Write the first seed's run of each variant, with its requests and its scenario."""
     from lengthwise import measure
-    from lengthwise.usecases.simulate import measured_of
+    from lengthwise.usecases.simulate import recorded_run
 
     for outcome in outcomes if files else ():
-        measure.write_records(measured_of(outcome), files[outcome.variant.name])
+        measure.write_records(recorded_run(outcome), files[outcome.variant.name])

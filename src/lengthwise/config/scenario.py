@@ -63,7 +63,7 @@ class Scenario(Section):
     def files(self) -> list[Path]:
         """Return the files that the scenario and its variants are read from: traces, models, specs and tables too."""
         found = {Path(self.source)}
-        for expanded in self.effective():
+        for expanded in self.by_variant():
             on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
             texts = [expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
             texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
@@ -86,7 +86,7 @@ class Scenario(Section):
         changed._source, changed._folder, changed._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
         return changed
 
-    def effective(self) -> list[Self]:
+    def by_variant(self) -> list[Self]:
         """Return a scenario without variants for each variant, with its name; just this one if it has none."""
         if not self.variants:
             return [self]
@@ -96,7 +96,7 @@ class Scenario(Section):
 
     def only(self, variant: str) -> Self:
         """Return the scenario of one variant; raise InputError if there is none of this name."""
-        effective = {expanded.name: expanded for expanded in self.effective()} if self.variants else {}
+        effective = {expanded.name: expanded for expanded in self.by_variant()} if self.variants else {}
         if variant not in effective:
             known = f"it has {', '.join(effective)}" if effective else "it has none"
             raise InputError(f"{self.source} has no variant {variant!r}; {known}")

@@ -40,7 +40,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
     w.prompts = 0
     w.prompt_tokens = 0
     w.longest = 0
-    w.preempted = 0
+    w.short_of_blocks = 0
     w.plan_flags = 0
     w.swap_s = 0.0
     expire(S, r, now_s)
@@ -61,7 +61,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
     prompt_budget = max(0, tokens - w.decodes)
     if rep.partials > 0:
         _continue_prompts(S, r, now_s, prompt_budget, rank, victim)
-    if admit > 0 and (w.preempted == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
+    if admit > 0 and (w.short_of_blocks == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
         _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory)
     if w.seqs == 0:
         _take_decodes(S, r, now_s, flags, rank, victim)
@@ -92,8 +92,8 @@ def _update_order(S, r, now_s, rank, memory, preemption):
     params, queue = S.params[rep.side], S.queues[rep.queue]
     if queue.length == 0:
         return
-    preempts_first = params.preempts == 1 or S.work[0].plan_flags & ADMIT_AFTER_PREEMPTION != 0
-    full = not preempts_first and S.running[r] >= params.max_num_seqs
+    may_free_seqs = params.preempts == 1 or S.work[0].plan_flags & ADMIT_AFTER_PREEMPTION != 0
+    full = not may_free_seqs and S.running[r] >= params.max_num_seqs
     if not full and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):
         update_ranks(S, rep.queue, now_s, rank)
     if params.preempts == 1 and (
@@ -140,7 +140,7 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
         queue_push(S, rep.queue, S.tmp_waiting_key[i], S.slots[slot].index, slot)
     for i in range(running - 1, left - 1, -1):
         preempt(S, r, S.tmp_slot[i], now_s, rank)
-    S.work[0].preempted = 0
+    S.work[0].short_of_blocks = 0
     rep.check_preemption = 0
     rep.steps_since_check = 0
 
@@ -311,7 +311,7 @@ def _cached_tokens(S, r, q, flags):
         or flags & CHUNKED == 0
     ):
         return 0
-    reused = max(0, rep.total_released - rep.free_blocks - q.freed_before_cached)
+    reused = max(0, rep.freed_blocks - rep.free_blocks - q.freed_before_cached)
     return max(0, q.cached_blocks - reused) * params.block_size
 
 
@@ -342,7 +342,7 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
             return
         queue_pop(S, rep.queue)
         rep.free_blocks -= blocks
-        rep.total_released -= cached // params.block_size
+        rep.freed_blocks -= cached // params.block_size
         q.cached_blocks = 0
         if cached > 0:
             q.prefilled = cached

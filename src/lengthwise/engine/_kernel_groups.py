@@ -70,8 +70,8 @@ def assign_last_step_number(S, slot):
 
     Members of a group retain their numbers while no other sequence is idle, as their order does not change.
     """
-    S.counters[0].last_step_numbers += 1
-    S.slots[slot].last_step_number = S.counters[0].last_step_numbers
+    S.counters[0].returns += 1
+    S.slots[slot].return_number = S.counters[0].returns
 
 
 @jit_cold
@@ -80,13 +80,13 @@ def renumber(S, g):
     members = S.groups[g].members
     for count in range(members):
         slot = S.heaps[g, count] & _MASK
-        last_step_number = S.slots[slot].last_step_number
+        return_number = S.slots[slot].return_number
         i = count
-        while i > 0 and S.tmp_tie[i - 1] > last_step_number:
+        while i > 0 and S.tmp_tie[i - 1] > return_number:
             S.tmp_tie[i] = S.tmp_tie[i - 1]
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             i -= 1
-        S.tmp_tie[i] = last_step_number
+        S.tmp_tie[i] = return_number
         S.tmp_slot[i] = slot
     for i in range(members):
         assign_last_step_number(S, S.tmp_slot[i])

@@ -50,7 +50,7 @@ def release_transfer_blocks(S, q):
     """Free the blocks of a request on the replica where it was prefilled."""
     source = S.replicas[q.prefill_replica]
     source.free_blocks += q.transfer_blocks
-    source.total_released += q.transfer_blocks
+    source.freed_blocks += q.transfer_blocks
     S.pending[q.prefill_replica] = 1
     q.transfer_blocks = 0
 
@@ -178,7 +178,7 @@ def _expire_idle(S, r, now_s):
 @jit_cold
 def _time_out(S, r, slot, now_s):
     S.replicas[r].free_blocks += S.slots[slot].blocks
-    S.replicas[r].total_released += S.slots[slot].blocks
+    S.replicas[r].freed_blocks += S.slots[slot].blocks
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
 
@@ -279,11 +279,11 @@ def preempt(S, r, slot, now_s, rank):
     if params.prefix_caching == 1:
         computed = q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled
         q.cached_blocks = computed // params.block_size
-        q.freed_before_cached = rep.total_released + q.blocks - q.cached_blocks
+        q.freed_before_cached = rep.freed_blocks + q.blocks - q.cached_blocks
         q.cached_replica = r
     rep.free_blocks += q.blocks
-    rep.total_released += q.blocks
-    w.preempted = 1
+    rep.freed_blocks += q.blocks
+    w.short_of_blocks = 1
     if params.swap == 1 and q.decoding == 1:
         q.swapped = 1
         w.swap_s += q.blocks * params.swap_s_per_block
@@ -313,14 +313,14 @@ def _order_victims(S, r, now_s, victim):
     count = 0
     for at in range(_update_idle(S, r)):
         slot = _idle(S, r, at)
-        key, last_step_number, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].last_step_number, count
-        while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > last_step_number)):
+        key, return_number, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].return_number, count
+        while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > return_number)):
             S.tmp_key[i] = S.tmp_key[i - 1]
             S.tmp_tie[i] = S.tmp_tie[i - 1]
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             i -= 1
         S.tmp_key[i] = key
-        S.tmp_tie[i] = last_step_number
+        S.tmp_tie[i] = return_number
         S.tmp_slot[i] = slot
         count += 1
     return count
@@ -338,7 +338,7 @@ def rank_residents(S, r, now_s, rank):
         slot = _idle(S, r, i)
         if S.slots[slot].generated > S.slots[slot].generated_at_admission:
             S.tmp_key[count] = rank_key(S, now_s, slot, rank)
-            S.tmp_tie[count] = S.slots[slot].last_step_number
+            S.tmp_tie[count] = S.slots[slot].return_number
             S.tmp_slot[count] = slot
             count += 1
     return count

@@ -228,9 +228,9 @@ def _record_step(S, r, now_s, end_s, outputs):
     rep.busy_until_s = end_s
     rep.busy_s += busy_s
     rep.kv_block_s += in_use * busy_s
-    while end_s >= params.series_bins * rep.bin_s:
+    while end_s >= params.series_bins * rep.series_bin_s:
         _double_bins(S, r)
-    b = int(end_s / rep.bin_s)
+    b = int(end_s / rep.series_bin_s)
     S.series[r, b, 0] += busy_s
     S.series[r, b, 1] += w.seqs * busy_s
     S.series[r, b, 2] += waiting * busy_s
@@ -259,7 +259,7 @@ def _double_bins(S, r):
             S.series[r, b, c] = S.series[r, 2 * b, c] + S.series[r, 2 * b + 1, c]
         for b in range(bins // 2, bins):
             S.series[r, b, c] = 0.0
-    S.replicas[r].bin_s *= 2
+    S.replicas[r].series_bin_s *= 2
 
 
 @jit
@@ -357,7 +357,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
 def _finish(S, r, slot, now_s):
     q = S.slots[slot]
     S.replicas[r].free_blocks += q.blocks
-    S.replicas[r].total_released += q.blocks
+    S.replicas[r].freed_blocks += q.blocks
     S.running[r] -= 1
     S.results[q.index].finished_s = now_s
     end_request(S, r, slot, FINISHED, now_s)

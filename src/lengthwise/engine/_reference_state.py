@@ -59,13 +59,13 @@ class LastPreemption:
     Attributes:
         number: 0: it was never preempted.
         cached_blocks: Full blocks of computed tokens.
-        mark: Blocks that the replica had released before the cached ones.
+        freed_before_cached: Blocks that the replica had released before the cached ones.
         replica: Number of the replica.
     """
 
     number: int = 0
     cached_blocks: int = 0
-    mark: int = 0
+    freed_before_cached: int = 0
     replica: int = -1
 
 
@@ -80,7 +80,7 @@ class Transfer:
         """Free the blocks on their replica, unless that has happened."""
         if self.blocks:
             self.source.free += self.blocks
-            self.source.total_released += self.blocks
+            self.source.freed_blocks += self.blocks
             self.source.pending = True
             self.blocks = 0
 
@@ -90,7 +90,7 @@ class Request:
     """A request that has entered; see ``kernel_layout.slot_t``.
 
     ``prefilled`` counts the context's computed tokens while it is not ``decoding``; ``swapped``: its cache is in host
-    memory. ``last_step_number`` grows with each return from a step; it breaks ties between victims.
+    memory. ``return_number`` grows with each return from a step; it breaks ties between victims.
     """
 
     index: int
@@ -104,7 +104,7 @@ class Request:
     decoding: bool = False
     swapped: bool = False
     blocks: int = 0
-    last_step_number: int = 0
+    return_number: int = 0
     admission: Admission = Admission()
     last_preemption: LastPreemption = LastPreemption()
     transfer: Transfer | None = None
@@ -129,7 +129,7 @@ class Step:
     prompts: list[tuple[Request, int]] = field(default_factory=list)
     paused: list[Request] = field(default_factory=list)
     swap_s: float = 0.0
-    preempted: bool = False
+    short_of_blocks: bool = False
     flags: int = 0
 
     @property
@@ -177,12 +177,12 @@ class Replica:
 
     def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any) -> None:
         self.s, self.number, self.queue, self.free = setup, number, queue, setup.params.total_blocks
-        self.cost = CostReader(setup.deployment.cost, by_stage=setup.first > 0)
+        self.cost = CostReader(setup.deployment.cost, by_stage=setup.first_replica > 0)
         self.idle: list[Request] = []
         self.flights: list[Step] = []
         self.incoming: dict[Request, float] = {}
         self.round_steps: list[Step] = []
-        self.total_released = self.tokens = self.steps_since = self.ended_since = 0
+        self.freed_blocks = self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = False
         self.sends_until_s = self.receives_until_s = 0.0
@@ -195,7 +195,7 @@ class Replica:
 
     @property
     def running(self) -> list[Request]:
-        """Return the requests with memory and a slot on this replica, including those in transfer to it."""
+        """Return the requests with memory and a slot here, and those in transfer; not those of a step being formed."""
         in_flight = [q for s in self.flights for q in (*s.decodes, *s.paused, *(p for p, _ in s.prompts))]
         return self.idle + in_flight + list(self.incoming)
 
@@ -232,13 +232,13 @@ class Replica:
         ):  # fmt: skip
             row[part] += getattr(cost, part)
         bins = len(self.series)
-        while end_s >= bins * row["bin_s"]:
+        while end_s >= bins * row["series_bin_s"]:
             self.series[: bins // 2] = self.series[0::2] + self.series[1::2]
             self.series[bins // 2 :] = 0.0
-            row["bin_s"] *= 2
+            row["series_bin_s"] *= 2
         outputs = decodes + sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
-        self.series[int(end_s / row["bin_s"])] += values
+        self.series[int(end_s / row["series_bin_s"])] += values
         self.steps.append((self.number, decodes, prompts, prompt_tokens, in_use, waiting, step.start_s, end_s))
 
 

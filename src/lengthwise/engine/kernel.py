@@ -1,7 +1,8 @@
 """The event loop: arrivals, ends of steps and schedulers in one total order.
 
 At one instant: arrivals, steps that end (by replica), transfers that end (by request), then the schedulers of the
-pending replicas (by number, decode before prefill; where requests wait in a central queue all, least loaded first).
+pending replicas by number, decode replicas first. If requests wait in a central queue, all replicas are scheduled, the
+least loaded first.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def _new_slot(S, i):
     q.blocks = 0
     q.admission = -1
     q.last_preemption = 0
-    q.last_step_number = 0
+    q.return_number = 0
     q.last_token_s = 0.0
     q.join_step = 0
     q.counts_block = 0
@@ -306,7 +307,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
         if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption):
-            if w.preempted == 0 or retried or w.plan_flags & FORM_ONCE != 0:
+            if w.short_of_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 return
             retried = True
             swap_s = w.swap_s

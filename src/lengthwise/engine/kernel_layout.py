@@ -29,7 +29,7 @@ def _record(ints: str, floats: str = "") -> np.dtype[Any]:
 
 slot_t = _record(
     """
-    index prompt output priority tenant generated context prefilled blocks admission last_preemption last_step_number
+    index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step counts_block decoding swapped waiting batch generated_at_admission
     cached_blocks freed_before_cached cached_replica prefill_replica decode_replica transfer_blocks
     """,
@@ -38,17 +38,17 @@ slot_t = _record(
 """A request. ``context`` are the tokens that must be in the cache before the next one: prompt and output so far.
 ``transfer_blocks`` of ``prefill_replica`` wait there to be fetched by a replica that decodes; ``cached_blocks`` of a
 preempted request may still be in the cache of replica ``cached_replica``. ``admission``, ``last_preemption`` and
-``last_step_number`` number all admissions, preemptions and ends of steps of a run; they break ties of victims."""
+``return_number`` number all admissions, preemptions and ends of steps of a run; they break ties of victims."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
 replica_t = _record(
     """
-    free_blocks total_released in_flight first_flight idle partials queue check_preemption steps_since_check
+    free_blocks freed_blocks in_flight first_flight idle partials queue check_preemption steps_since_check
     steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side incoming gaps steps tokens
     """,
     """
-    sends_until_s receives_until_s busy_until_s deadline_s bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
+    sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s first_s send_s swap_s kv_block_s
     """,
 )
@@ -73,7 +73,7 @@ result_t = np.dtype(
 
 counter_t = _record(
     """
-    slots free_slots next released admissions preemptions last_step_numbers step_rows gap_rows pool_top events problem
+    slots free_slots next released admissions preemptions returns step_rows gap_rows pool_top events problem
     problem_value batches ready
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
@@ -98,5 +98,5 @@ param_t = _record(
 """Parameters, one row per side: ``replicas`` that prefill, and decode unless there are ``decode_replicas``.
 ``stride`` is the largest ``max_in_flight`` or ``pp`` of both sides."""
 
-work_t = _record("flight seqs decodes prompts prompt_tokens longest preempted plan_flags", "swap_s")
+work_t = _record("flight seqs decodes prompts prompt_tokens longest short_of_blocks plan_flags", "swap_s")
 """The step being formed."""

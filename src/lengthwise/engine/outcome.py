@@ -98,11 +98,13 @@ def gap_edges() -> Array:
 
 def _series(outcome: EngineOutput) -> TimeSeries:
     """Return the sum over replicas, in the widest of their bins."""
-    width = float(outcome.replicas["bin_s"].max())
+    width = float(outcome.replicas["series_bin_s"].max())
     bins = outcome.series.shape[1]
     total = np.zeros((bins, len(SERIES_COLUMNS)))
     for replica, rows in zip(outcome.replicas, outcome.series, strict=True):
-        factor = min(int(width / float(replica["bin_s"])), bins)  # All bins of a short replica may become one.
+        factor = min(
+            int(width / float(replica["series_bin_s"])), bins
+        )  # Bins of a replica that ended early are narrow.
         total[: bins // factor] += rows.reshape(bins // factor, factor, -1).sum(axis=1)
     used = min(bins, int(outcome.end_s / width) + 1)
     return TimeSeries(bin_s=width, **{c: total[:used, i].copy() for i, c in enumerate(SERIES_COLUMNS)})

@@ -1,8 +1,8 @@
 """The specification of the engine in plain Python: one object per request, one obvious step after another.
 
 The compiled kernel must agree with this file to the last bit (tests/laws). At one instant: requests that enter,
-steps that end (by replica), transfers that end (by request), then the schedulers of the pending replicas: by number,
-decode before prefill replicas; where requests wait in a central queue, of all replicas, the least loaded first.
+steps that end (by replica), transfers that end (by request), then the schedulers of the pending replicas by number,
+decode replicas first. If requests wait in a central queue, all replicas are scheduled, the least loaded first.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class Reference:
         self.local = [Replica(setup, r, queue, self.histogram) for r, queue in enumerate(self.queues)]
         self.remote: list[Replica] = []
         if remote:
-            numbers = range(remote.first, remote.first + remote.params.replicas)
+            numbers = range(remote.first_replica, remote.first_replica + remote.params.replicas)
             self.remote = [Replica(remote, number, Queue([], []), self.histogram) for number in numbers]
         self.replicas = [*self.local, *self.remote]
         if params.central_queue:
             self.queues = self.queues[:1]
-        self.load: dict[int, Replica] = {}
+        self.load_replica: dict[int, Replica] = {}
         """The replica whose load for routers includes the request."""
         self.service = [0.0] * setup.tenants
         self.backlog = [0] * setup.tenants
         self.last_service = 0.0
-        self.next = self.admissions = self.preemptions = self.last_step_numbers = self.batches = 0
+        self.next_root = self.admissions = self.preemptions = self.returns = self.batches = 0
         self.released = setup.released
         self.parents_left = setup.dependents.num_parents.tolist() if setup.dependents else [0] * n
         self.roots = [i for i, parents in enumerate(self.parents_left) if parents == 0]
@@ -132,7 +132,9 @@ class Reference:
 
     def _next_sent(self) -> int | None:
         """Return the request that reaches the front end next: the earliest sent, at equal times the lowest number."""
-        roots = [(float(self.arrival_s[i]), i) for i in self.roots[self.next : self.next + 1] if i < self.released]
+        roots = [
+            (float(self.arrival_s[i]), i) for i in self.roots[self.next_root : self.next_root + 1] if i < self.released
+        ]
         sent = [*roots, *self.ready[:1]]
         return min(sent)[1] if sent else None
 
@@ -141,7 +143,7 @@ class Reference:
         return max(float(self.arrival_s[i]), self.front_free_s) + self.s.deployment.cost.front.serial_s
 
     def _update_entry_time(self) -> None:
-        """Set when the next request that is sent will have passed the front end."""
+        """Set ``entry_s`` to the time at which the next sent request leaves the front end."""
         i = self._next_sent()
         front = self.s.deployment.cost.front
         self.entry_s = math.inf if i is None else self._front_free_s(i) + front.request_s
@@ -154,7 +156,7 @@ class Reference:
             if self.ready and self.ready[0][1] == i:
                 heapq.heappop(self.ready)
             else:
-                self.next += 1
+                self.next_root += 1
             self.front_free_s = self._front_free_s(i)
             self._update_entry_time()
             arrival_s = float(self.arrival_s[i])
@@ -195,7 +197,7 @@ class Reference:
         """Return the replica of one side that its router chooses."""
         waiting = np.array([rep.queue.length for rep in replicas])
         running = np.array([len(rep.running) for rep in replicas])
-        tokens = np.array([rep.tokens for rep in replicas])
+        tokens = np.array([rep.outstanding_tokens for rep in replicas])
         a, b = side.columns.draws[q.index]
         choice = side.functions.router(q.index, float(a), float(b), waiting, running, tokens)
         if not 0 <= choice < len(replicas):
@@ -205,10 +207,10 @@ class Reference:
     def _move_load(self, rep: Replica, q: Request) -> None:
         """Count the request as load of a replica, which has to be scheduled."""
         tokens = self.s.outstanding(q.index)
-        if q.index in self.load:
-            self.load[q.index].tokens -= tokens
-        rep.tokens += tokens
-        self.load[q.index] = rep
+        if q.index in self.load_replica:
+            self.load_replica[q.index].outstanding_tokens -= tokens
+        rep.outstanding_tokens += tokens
+        self.load_replica[q.index] = rep
         rep.pending = True
 
     # -- bins -----------------------------------------------------------------------------
@@ -262,13 +264,13 @@ class Reference:
             return False
         step = rep.flights.pop(0)
         rep.pending = True
-        rep.steps_since += 1
+        rep.steps_since_admit += 1
         rep.steps_since_check += 1
-        for q in sorted(step.paused, key=lambda q: q.last_step_number):
+        for q in sorted(step.paused, key=lambda q: q.return_number):
             self._to_idle(rep, q)
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.count_gap(now - last, times[last])  # type: ignore[operator]
-        for q in sorted(step.decodes, key=lambda q: q.last_step_number):
+        for q in sorted(step.decodes, key=lambda q: q.return_number):
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
@@ -300,21 +302,21 @@ class Reference:
 
     def _to_idle(self, rep: Replica, q: Request) -> None:
         """Return a request to the idle ones, after those that are already there."""
-        self.last_step_numbers += 1
-        q.last_step_number = self.last_step_numbers
+        self.returns += 1
+        q.return_number = self.returns
         rep.idle.append(q)
 
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
         rep.free += q.blocks
-        rep.total_released += q.blocks
+        rep.freed_blocks += q.blocks
         if q.transfer:
             q.transfer.release()
         self.results[q.index]["status"] = status
         self.results[q.index]["output_tokens"] = self._output_tokens(q)
         self.results[q.index]["queued_for_s"] = q.wait.total_s(now)
-        rep.ended_since += 1
+        rep.ended_since_admit += 1
         if not self.s.params.central_queue:
-            self.load.pop(q.index).tokens -= self.s.outstanding(q.index)
+            self.load_replica.pop(q.index).outstanding_tokens -= self.s.outstanding(q.index)
         if self.s.params.tracks_service:
             tenant = self.s.tenant(q.index)
             if q.admission.number >= 0:  # Charge the actual output instead of the predicted one.
@@ -398,7 +400,7 @@ class Reference:
             self._start_transfers(rep, now)
         while len(rep.flights) < rep.s.params.max_in_flight:
             step = self._form(rep, now)
-            if not step.seqs and step.preempted and not step.flags & FORM_ONCE:
+            if not step.seqs and step.short_of_blocks and not step.flags & FORM_ONCE:
                 swap_s = step.swap_s
                 step = self._form(rep, now)
                 step.swap_s += swap_s
@@ -416,14 +418,14 @@ class Reference:
         if flags & NEW_PHASE:
             rep.phase_steps = rep.phase_rounds = 0
         if admit > 0:
-            rep.steps_since = rep.ended_since = 0
+            rep.steps_since_admit = rep.ended_since_admit = 0
             self._preempt_for_waiting(rep, step)
         if not flags & DECODES_WAIT:
             self._take_decodes(rep, step, flags)
-        prompt_tokens = max(0, tokens - len(step.decodes))
-        self._continue_prompts(rep, step, prompt_tokens)
-        if not step.preempted or flags & ADMIT_AFTER_PREEMPTION:
-            self._admit(rep, step, admit, prompt_tokens, flags)
+        prompt_budget = max(0, tokens - len(step.decodes))
+        self._continue_prompts(rep, step, prompt_budget)
+        if not step.short_of_blocks or flags & ADMIT_AFTER_PREEMPTION:
+            self._admit(rep, step, admit, prompt_budget, flags)
         if not step.seqs:
             self._take_decodes(rep, step, flags)
         if step.prompts and not step.decodes and flags & DECODES_REST:
@@ -436,7 +438,7 @@ class Reference:
         decodes, params = sum(q.decoding for q in rep.idle), rep.s.params
         admit, tokens, flags = rep.s.functions.batching(
             decodes, len(rep.idle) - decodes, len(rep.queue.waiting), len(rep.running) + step.seqs, len(rep.flights),
-            params.token_budget, params.max_num_seqs, rep.steps_since, rep.ended_since, rep.phase_steps,
+            params.token_budget, params.max_num_seqs, rep.steps_since_admit, rep.ended_since_admit, rep.phase_steps,
             rep.phase_rounds, len(step.prompts), step.prompt_tokens, next_tokens, params.pp,
             *rep.s.policies.batching.all_parameters,
         )  # fmt: skip
@@ -449,14 +451,14 @@ class Reference:
         requests could preempt each other forever.
         """
         params = rep.s.params
-        preempts_first = params.preempts or step.flags & ADMIT_AFTER_PREEMPTION
-        if preempts_first or len(rep.running) < params.max_num_seqs:  # Else nothing could be admitted.
+        may_free_seqs = params.preempts or step.flags & ADMIT_AFTER_PREEMPTION
+        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else nothing could be admitted.
             self._update_ranks(rep.queue)
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
         if not (params.preempts and check and rep.queue.waiting):
             return
         candidates = [q for q in rep.idle if q.generated > q.admission.generated]
-        running = sorted((self._rank_key(q), q.last_step_number, q) for q in candidates)
+        running = sorted((self._rank_key(q), q.return_number, q) for q in candidates)
         free_seqs, free, left = params.max_num_seqs - len(rep.running), rep.free, len(running)
         for w in sorted(rep.queue.waiting, key=Request.queue_order)[: params.max_num_seqs]:
             k, room, slots = left, free, free_seqs
@@ -472,7 +474,7 @@ class Reference:
             break
         for _, _, q in reversed(running[left:]):
             self._preempt(rep, step, q)
-        step.preempted = rep.check_preemption = False
+        step.short_of_blocks = rep.check_preemption = False
         rep.steps_since_check = 0
 
     def _blocks_to_enter(self, q: Request, free: int, free_seqs: int) -> int:
@@ -549,9 +551,9 @@ class Reference:
                     rep.idle.remove(q)
                     step.decodes.append(q)
 
-    def _continue_prompts(self, rep: Replica, step: Step, prompt_tokens: int) -> None:
+    def _continue_prompts(self, rep: Replica, step: Step, prompt_budget: int) -> None:
         for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission.number):
-            chunk = min(q.context - q.prefilled, prompt_tokens - step.prompt_tokens)
+            chunk = min(q.context - q.prefilled, prompt_budget - step.prompt_tokens)
             if step.seqs == rep.s.params.max_step_seqs or chunk <= 0:
                 return
             if q in rep.idle:
@@ -565,7 +567,7 @@ class Reference:
     ) -> bool:
         """Give the request its blocks, and preempt idle residents for them; return False if it was preempted itself.
 
-        The last request of a replica needs no reserve, or it could never run (except by Vidur's strict rule).
+        The only request of a replica needs no reserve, or it could never run (except by Vidur's strict rule).
         """
         while rep.free < need or (rep.free < reserve and (strict or len(rep.running) + step.seqs > 1)):
             victim = max(rep.idle, key=self._victim_order)
@@ -577,7 +579,7 @@ class Reference:
         return True
 
     def _victim_order(self, q: Request) -> tuple[float, int]:
-        return self._key(self.s.functions.victim, q), q.last_step_number
+        return self._key(self.s.functions.victim, q), q.return_number
 
     def _preempt(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params
@@ -587,11 +589,11 @@ class Reference:
         if params.prefix_caching:
             cached = (q.context - 1 if q.decoding else q.prefilled) // params.block_size
             q.last_preemption = LastPreemption(
-                self.preemptions, cached, rep.total_released + q.blocks - cached, rep.number
+                self.preemptions, cached, rep.freed_blocks + q.blocks - cached, rep.number
             )
         rep.free += q.blocks
-        rep.total_released += q.blocks
-        step.preempted = True
+        rep.freed_blocks += q.blocks
+        step.short_of_blocks = True
         if params.swap and q.decoding:
             q.swapped = True
             step.swap_s += q.blocks * params.swap_s_per_block
@@ -609,7 +611,7 @@ class Reference:
             self._move_load(to, q)
         self._enqueue(to.queue, q, self.now_s)
 
-    def _admit(self, rep: Replica, step: Step, admit: int, prompt_tokens: int, flags: int) -> None:
+    def _admit(self, rep: Replica, step: Step, admit: int, prompt_budget: int, flags: int) -> None:
         admitted, batch, params = 0, 0, rep.s.params
         while (
             rep.queue.waiting
@@ -622,7 +624,7 @@ class Reference:
             if (q.transfer and q.transfer.blocks) or (admitted > 0 and q.wait.batch != batch and flags & ONE_BATCH):
                 return
             cached = self._cached_tokens(rep, q, flags)
-            chunk = 1 if q.swapped else self._chunk(step, q, prompt_tokens, flags, cached)
+            chunk = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
             if chunk <= 0:
                 return
             if flags & ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
@@ -632,7 +634,7 @@ class Reference:
                 return
             is_first = q.admission.number < 0
             self._leave_queue(rep, q, blocks)
-            rep.total_released -= cached // params.block_size
+            rep.freed_blocks -= cached // params.block_size
             q.prefilled = cached or q.prefilled
             if is_first and params.tracks_service:
                 tenant = self.s.tenant(q.index)
@@ -672,19 +674,19 @@ class Reference:
         left = q.last_preemption
         if left.replica != rep.number or not left.cached_blocks or q.swapped or not flags & CHUNKED:
             return 0
-        reused = max(0, rep.total_released - rep.free - left.mark)
+        reused = max(0, rep.freed_blocks - rep.free - left.freed_before_cached)
         return max(0, left.cached_blocks - reused) * rep.s.params.block_size
 
-    def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int, cached: int = 0) -> int:
+    def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
         """Return the tokens of the prompt, beyond the cached ones, that fit in the step; 0: it must wait."""
-        left = prompt_tokens - step.prompt_tokens
+        left = prompt_budget - step.prompt_tokens
         if flags & CHUNKED:
             return min(q.context - cached, left)
         if not step.prompts and q.last_preemption.number > 0:
             return q.context
         if flags & PADDED:
             longest = max([q.context, *(chunk for _, chunk in step.prompts)])
-            return q.context if (len(step.prompts) + 1) * longest <= prompt_tokens else 0
+            return q.context if (len(step.prompts) + 1) * longest <= prompt_budget else 0
         return q.context if q.context <= left else 0
 
     def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk: int) -> int:
@@ -719,7 +721,8 @@ class Reference:
         else:
             marked, after = rep.round_steps[:2]
             if marked not in rep.flights and after is not step and after not in rep.flights:
-                rep.phase_rounds += 1  # All its requests have left: the micro-batch of the step before this one counts.
+                # The marked micro-batch has no requests left: from now on the previous step's one delimits rounds.
+                rep.phase_rounds += 1
                 rep.round_steps = rep.round_steps[-2:]
             if rep.round_steps[0] not in rep.flights:
                 rep.phase_rounds += 1

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 Function = Callable[..., Any]
 
 _SERIES_BINS = 2048
-_FIRST_BIN_S = 2.0**-6
+_FIRST_SERIES_BIN_S = 2.0**-6
 
 
 class Policies(NamedTuple):
@@ -81,7 +81,7 @@ class Columns:
 
 
 class Params:
-    """Parameters of one side, under the names of ``kernel_layout.param_t``.
+    """Parameters of one side (prefill or decode if disaggregated, else all), named as in ``kernel_layout.param_t``.
 
     Attributes:
         max_in_flight: Steps of a replica that may be in its pipeline at a time.
@@ -133,7 +133,7 @@ class Setup:
     """One run before it starts.
 
     Attributes:
-        deployment: Deployment, or its decode side as one.
+        deployment: The deployment; for the decode side, that side as a deployment of its own.
         policies: Policies of the run.
         functions: Their functions, compiled or interpreted.
         params: Parameters of the side.
@@ -141,7 +141,7 @@ class Setup:
         idle_plan: (admissions, tokens, flags) of the batching policy for one request on an idle replica.
         concurrency: Requests in the system in a closed loop; 0: arrivals are given.
         dependents: Requests that are sent when others have finished.
-        first: Number of the side's first replica.
+        first_replica: Number of the side's first replica.
         remote: Decode side under disaggregation: a setup of the same requests.
         kv_transfer: Transfer of requests to this side.
     """
@@ -154,7 +154,7 @@ class Setup:
     idle_plan: tuple[int, int, int]
     concurrency: int
     dependents: Dependents | None
-    first: int = 0
+    first_replica: int = 0
     remote: Setup | None = None
     kv_transfer: KVTransfer = KVTransfer()
 
@@ -211,9 +211,9 @@ class Setup:
         Raises:
             PolicyError: It is NaN.
         """
-        predicted, index = self.predicted_at(q.index, q.generated)
+        predicted, gittins_rank = self.predicted_at(q.index, q.generated)
         key: float = function(
-            now_s, q.arrival_s, q.prompt, q.generated, predicted, max(1.0, predicted - q.generated), index,
+            now_s, q.arrival_s, q.prompt, q.generated, predicted, max(1.0, predicted - q.generated), gittins_rank,
             q.wait.total_s(now_s), int(self.columns.priority[q.index]), q.admission.number, q.last_preemption.number,
             service, q.wait.batch,
         )  # fmt: skip
@@ -246,7 +246,7 @@ class Setup:
     def blank_replicas(self) -> Array:
         """Return [replicas of both sides] totals of replicas that have not run."""
         rows = np.zeros(self.all_replicas, dtype=kernel_layout.replica_t)
-        rows["bin_s"] = _FIRST_BIN_S
+        rows["series_bin_s"] = _FIRST_SERIES_BIN_S
         return rows
 
 
@@ -264,7 +264,7 @@ def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: f
     _check_sides(deployment)
     remote = _side(
         workload, deployment.decoding(), (seed, 1), limit_s, all_replicas, compiled=compiled,
-        first=deployment.parallel.replicas, kv_transfer=decode.kv_transfer,
+        first_replica=deployment.parallel.replicas, kv_transfer=decode.kv_transfer,
     )  # fmt: skip
     return _side(workload, deployment, seed, limit_s, all_replicas, compiled=compiled, remote=remote)
 
@@ -277,7 +277,7 @@ def _side(
     all_replicas: int,
     *,
     compiled: bool,
-    **transfer: Any,
+    **side_fields: Any,
 ) -> Setup:
     policies = _policies(deployment)
     _check(workload, deployment, policies)
@@ -309,7 +309,7 @@ def _side(
         idle_plan=_idle_plan(policies.batching, deployment),
         concurrency=workload.concurrency or 0,
         dependents=_dependents(workload.after),
-        **transfer,
+        **side_fields,
     )
 
 

@@ -24,7 +24,7 @@ def simulate(
     seed: int = 0,
     time_limit_s: float = math.inf,
     strict: bool = False,
-    keep_steps: int = LOG_ROWS,
+    max_log_steps: int = LOG_ROWS,
     engine: str = "kernel",
 ) -> Records:
     """Return the records of a workload on a deployment.
@@ -37,7 +37,7 @@ def simulate(
             UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
             its end, but its tokens are not counted.
         strict: Raise after the run if a request could never fit.
-        keep_steps: The kernel returns its logs only of runs of at most this many steps and twice as many rows of gaps.
+        max_log_steps: The kernel returns its logs only of runs of at most this many steps (and twice as many gaps).
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:
@@ -51,13 +51,13 @@ def simulate(
         raise UnknownNameError("engine", engine, ENGINES)
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s must be above 0; it is {time_limit_s}")
-    if seed < 0 or keep_steps < 0:
-        raise InputError(f"seed and keep_steps must not be negative; they are {seed} and {keep_steps}")
+    if seed < 0 or max_log_steps < 0:
+        raise InputError(f"seed and max_log_steps must not be negative; they are {seed} and {max_log_steps}")
     setup = prepare(workload, deployment, seed=seed, limit_s=time_limit_s, compiled=engine == "kernel")
     if engine == "kernel":
         from lengthwise.engine.kernel_runner import run_kernel
 
-        outcome = run_kernel(setup, keep_steps)
+        outcome = run_kernel(setup, max_log_steps)
     else:
         from lengthwise.engine.reference import Reference
 

@@ -125,12 +125,12 @@ class ClientRequest:
                 raise InvalidBodyError(f"The body must be valid JSON: {reason}.") from None
         return self._fields
 
-    def release(self, *, text: bool, others_bytes: int) -> None:
-        """Free body, fields and (``text``) the text: only a restart needs them; ``others_bytes`` stay in use."""
+    def release(self, *, text: bool, retained_bytes: int) -> None:
+        """Free body, fields and (``text``) the text: only a restart needs them; ``retained_bytes`` stay in use."""
         self.body, self._fields = b"", None
         if text:
             self.text = ""
-        self.memory_bytes = others_bytes + sys.getsizeof(self.text)
+        self.memory_bytes = retained_bytes + sys.getsizeof(self.text)
 
 
 class Outcome(StrEnum):

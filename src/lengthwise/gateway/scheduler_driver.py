@@ -67,11 +67,11 @@ class Ticket:
             self._future = None
         return self
 
-    def first_token(self) -> None:
+    def on_first_token(self) -> None:
         """Report the first bytes of the first token; not called for a response in a single chunk."""
         self._driver.listeners.first_token(self.request, self._driver.clock())
 
-    def tokens(self, total_generated: int) -> None:
+    def on_progress(self, total_generated: int) -> None:
         """Report the total of generated tokens; fewer than before are ignored (a run that started again)."""
         before, driver = self.request.generated_tokens, self._driver
         if not self.finished and total_generated > before:
@@ -89,7 +89,7 @@ class Ticket:
                 self._driver.scheduler.mark_nonpreemptible(now_s, self.request.id)
                 self._driver.wake_when_due(now_s)
 
-    async def resume(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
+    async def requeue(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
         """Wait for a worker again, not ``avoid``, with ``generated`` tokens (None all); raise as ``wait`` does."""
         now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
@@ -97,7 +97,7 @@ class Ticket:
         self._driver.listeners.requeued(self.request, cause, now_s)
         return await self.wait()
 
-    async def requeue(self, retry_after_s: float = 0.0) -> Ticket:
+    async def on_queue_full(self, retry_after_s: float = 0.0) -> Ticket:
         """Wait for a worker again after the engine reported a full queue: no failure, and nothing was lost."""
         now_s = self._now_s()
         self._driver.scheduler.queue_full(now_s, self.current_worker, self.request.id, retry_after_s)

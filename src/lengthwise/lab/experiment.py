@@ -301,14 +301,14 @@ def isolated_s(workload: Workload, deployment: Deployment, how: str) -> Floats:
     """Return [n] seconds that each request takes alone; NaN for rejected requests."""
     one = replace(deployment, parallel=replace(deployment.parallel, replicas=1))
     single = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=1)
-    r = engine.simulate(single, one, keep_steps=0, engine=how).requests
+    r = engine.simulate(single, one, max_log_steps=0, engine=how).requests
     return np.asarray(r.finished_s - r.scheduled_s)
 
 
 def saturated_rps(workload: Workload, deployment: Deployment, how: str) -> float:
     """Return requests a second while no replica's queue is empty: all requests arrive at once."""
     burst = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
-    r = engine.simulate(burst, deployment, keep_steps=0, engine=how).requests
+    r = engine.simulate(burst, deployment, max_log_steps=0, engine=how).requests
     finished_s = np.sort(r.finished_s[np.isfinite(r.finished_s)])
     if not len(finished_s):
         raise InputError("no request of the lab's workload can ever be served; look at lengthwise explain")
@@ -462,7 +462,7 @@ class _Runner:
             scheduler = replace(scheduler, max_wait_s=policy.max_wait_factor * self.fcfs_p99_s[batch, load])
         deployment = self.bench.deployment(scheduler, batch)
         try:
-            records = engine.simulate(workload, deployment, seed=seed, keep_steps=0, engine=self.how)
+            records = engine.simulate(workload, deployment, seed=seed, max_log_steps=0, engine=self.how)
         except InputError as error:
             error.add_note(f"in the lab's policy {policy.name!r} with predictor {predictor!r}")
             raise

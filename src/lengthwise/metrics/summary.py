@@ -67,8 +67,8 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     totals, span_s = records.totals, records.end_s
     gpus, gpu = deployment.gpus, deployment.gpu
     dtype = deployment.limits.weight_dtype or deployment.model.dtype
-    idle = np.full(len(totals.busy_s), math.nan)
-    busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else idle
+    unknown = np.full(len(totals.busy_s), math.nan)
+    busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else unknown
     mfu = _ratio(model_flops(totals, deployment.model), gpus * gpu.flops(dtype) * span_s)
     mbu = _ratio(moved_bytes(totals, deployment), gpus * gpu.bandwidth_bytes_per_s * span_s)
     power_w = gpus * gpu_power_w(gpu, float(busy.mean()), mfu, mbu)
@@ -132,11 +132,11 @@ def moved_bytes(totals: ReplicaTotals, deployment: Deployment) -> float:
 def gpu_power_w(gpu: GpuSpec, busy_share: float, mfu: float, mbu: float) -> float:
     """Return the estimated mean draw of one GPU, in watts; expect tens of percent of error.
 
-    ``busy_share`` is the share of time with a step in flight; ``mfu`` and ``mbu`` include idle time. While a step is in
-    flight the GPU draws idle_w + (tdp_w - idle_w) * a, with the activity a the larger of (MFU / 0.45)^0.7 (Oezcan et
-    al., "Quantifying the energy consumption and carbon emissions of LLM inference via simulations", 2025, fitted on
-    A100) and 0.4 MBU (an H100 that decodes one sequence, all bandwidth and no compute, draws about 300 of 700 W in the
-    ML.ENERGY benchmark v3), at most 1; ``idle_w`` otherwise.
+    ``busy_share`` is the share of time with a step in flight; ``mfu`` and ``mbu`` include idle time. Without a step in
+    flight the GPU draws idle_w, with one idle_w + (tdp_w - idle_w) * min(1, max((MFU / 0.45)^0.7, 0.4 MBU)). The first
+    term is fitted on A100 (Oezcan et al., "Quantifying the energy consumption and carbon emissions of LLM inference via
+    simulations", 2025). The second: an H100 that decodes one sequence, all bandwidth and no compute, draws about 300 of
+    700 W in the ML.ENERGY benchmark v3.
     """
     if not busy_share > 0:
         return gpu.idle_w

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
-from lengthwise.schema.workload import Floats, Workload
+from lengthwise.schema.workload import Floats
 from lengthwise.workload import Joint, Marginal, draw, preset
 
 MAX_TOKENS = 2**20
@@ -63,11 +63,6 @@ class TaskLengths:
         It raises InputError if a column is empty, or a length is not an integer from 1 to ``MAX_TOKENS``.
         """
         return cls(_histogram(prompt_tokens, "prompts"), _histogram(output_tokens, "outputs"), name)
-
-    @classmethod
-    def from_workload(cls, workload: Workload) -> TaskLengths:
-        """Return the empirical distributions of a workload."""
-        return cls.from_samples(workload.prompt_tokens, workload.output_tokens, workload.name)
 
     @classmethod
     def fixed(cls, prompt_tokens: int, output_tokens: int, name: str = "") -> TaskLengths:

@@ -37,7 +37,7 @@ class SearchSpace:
     batch raises throughput and latency; about runs nothing is assumed. Points beyond the end of a run are infeasible;
     branch and bound sees the throughput of its last batch there.
 
-    ``groups`` are the numbers of groups of ``tp`` GPUs to try; None: from 1 to as many as fit, or 0 if ``tp`` is 1 (every
+    ``groups`` are the numbers of groups of ``tp`` GPUs to try; None: 1 to as many as fit, or 0 if ``tp`` is 1 (every
     GPU is a stage of its own). ``prefill_gpus``: number of GPUs that prefill under WAA; None: chosen by the strategy.
     ``variables`` are empty if no schedule is feasible, and ``infeasible_reason`` is why. Of ``size`` schedules
     ``evaluated`` were estimated so far.

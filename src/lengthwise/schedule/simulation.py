@@ -154,7 +154,7 @@ def _sample_lengths(spec: SimulationSpec, n: int) -> tuple[Ints, Ints]:
 
 def _simulate(deployment: Deployment, prompts: Ints, outputs: Ints, concurrency: int | None = None) -> Records:
     workload = Workload(np.zeros(len(prompts)), prompts, outputs, concurrency=concurrency)
-    return simulate(workload, deployment, keep_steps=0)
+    return simulate(workload, deployment, max_log_steps=0)
 
 
 def _rate(started_s: Floats, first: int, measured: int) -> tuple[float, float, float]:

@@ -111,7 +111,7 @@ def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool
     # The rules of rejection depend on the scheduler: let the engine apply them.
     at_once = replace(requests, arrival_s=np.zeros(len(requests)), concurrency=None)
     without_front = replace(deployment, cost=replace(deployment.cost, front=Front()))
-    records = engine.simulate(at_once, without_front, time_limit_s=REJECTION_S, keep_steps=0)
+    records = engine.simulate(at_once, without_front, time_limit_s=REJECTION_S, max_log_steps=0)
     return np.asarray(records.requests.status != Status.REJECTED)
 
 

@@ -129,7 +129,7 @@ def observe(workload: Workload, deployment: Deployment, seed: int, *, sums: bool
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
-    simulated = partial(engine.simulate, workload, deployment, seed=seed, keep_steps=0)
+    simulated = partial(engine.simulate, workload, deployment, seed=seed, max_log_steps=0)
     before = simulated(time_limit_s=start_s) if sums else None
     return Window(deployment, simulated(time_limit_s=end_s), before, start_s, end_s)
 

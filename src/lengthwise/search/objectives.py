@@ -402,7 +402,7 @@ class Makespan(Evaluation):
         windows = []
         for seed in seeds:
             batch = self.load.batch(seed, self.question.requests)
-            records = engine.simulate(batch, deployment, seed=seed, keep_steps=0)
+            records = engine.simulate(batch, deployment, seed=seed, max_log_steps=0)
             windows.append(Window(deployment, records, None, -1.0, records.end_s))
             effort.simulations, effort.requests = effort.simulations + 1, effort.requests + len(batch)
         makespan = mean_point([{"makespan": window.end_s} for window in windows], self.question.level)

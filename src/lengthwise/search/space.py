@@ -21,8 +21,8 @@ MAX_CANDIDATES = 1_000_000
 class Space:
     """Axes (the key of a setting and its values), and alternatives with further axes.
 
-    A configuration takes one value of each axis in ``axes`` and, if there are alternatives, of each axis of one of them.
-    Schedulers with different parameters, for example, are alternatives.
+    A configuration takes one value of each axis in ``axes`` and, if there are alternatives, of each axis of one of
+    them. Schedulers with different parameters, for example, are alternatives.
     """
 
     axes: Axes

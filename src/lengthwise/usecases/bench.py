@@ -37,7 +37,7 @@ def server_scenario(
         raise InputError(f"variant {variant!r} must be one of a scenario's; name the scenario's file, too")
     if scenario is None:
         return loads(_UNKNOWN_DEPLOYMENT, overrides=overrides)
-    effective = {expanded.name: expanded for expanded in load(scenario, overrides).effective()}
+    effective = {expanded.name: expanded for expanded in load(scenario, overrides).by_variant()}
     if variant is not None and variant not in effective:
         raise InputError(f"{scenario} has no variant {variant!r}; it has {', '.join(effective)}")
     if variant is None and len({expanded.workload.model_dump_json() for expanded in effective.values()}) > 1:
@@ -55,7 +55,7 @@ def deployment_of_server(
     if scenario is None:
         return None
     each = []
-    for expanded in load(scenario, [*_workload_overrides(workload), *overrides]).effective():
+    for expanded in load(scenario, [*_workload_overrides(workload), *overrides]).by_variant():
         if variant is None or expanded.name == variant:
             (model, gpu), on, limits = hardware(expanded), expanded.deployment, expanded.engine
             settings = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": on.gpus}

@@ -20,7 +20,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Limit, Point
 from lengthwise.search import Capacity
 from lengthwise.usecases.requests import search_load
-from lengthwise.usecases.simulate import MANY_STEPS, front_note, slo_of
+from lengthwise.usecases.simulate import TIMELINE_STEPS, front_note, slo_of
 from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
 
 Progress = Callable[[int, int], None]
@@ -56,7 +56,7 @@ def capacities(
 
     ``jobs`` is the number of seeds simulated at a time; None: one for each CPU.
     """
-    effective = scenario.effective()
+    effective = scenario.by_variant()
     found = []
     progress(0, len(effective))
     with ThreadPoolExecutor(jobs or search.available_cpus()) as pool:
@@ -81,7 +81,7 @@ def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
         at = search.AtCapacity(served, load, question).with_model_error(at, found.effort, found.rate_rps)
     out_of_range: tuple[Extrapolation, ...] = ()
     if at is not None and served.cost.evidence.reach != Reach():
-        records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)
+        records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, max_log_steps=TIMELINE_STEPS)
         out_of_range = metrics.beyond_reach(records, served)
     return VariantCapacity(expanded.name, served, limits, found, at, out_of_range, unchecked_tables_note(expanded))
 

@@ -61,7 +61,7 @@ class VariantSearch:
 def questions(scenario: Scenario) -> list[VariantSearch]:
     """Return the searches of a scenario, one for each variant."""
     found = []
-    for expanded in scenario.effective():
+    for expanded in scenario.by_variant():
         with located(scenario, expanded):
             if expanded.search is None:
                 raise InputError(
@@ -238,8 +238,8 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         requests = bench.load.batch(0, bench.question.requests)
     else:
         requests = bench.load.at(0, min(EXPLAINED_REQUESTS, bench.load.most), choice.at.rate_rps)
-    keep_steps = EXPLAINED_STEPS if deployed.cost.evidence.reach != Reach() else 0
-    records = engine.simulate(requests, deployed, keep_steps=keep_steps)
+    max_log_steps = EXPLAINED_STEPS if deployed.cost.evidence.reach != Reach() else 0
+    records = engine.simulate(requests, deployed, max_log_steps=max_log_steps)
     binds = report.what_binds(
         metrics.summarize(records, deployed),
         max_batch_seqs=deployed.limits.max_num_seqs / deployed.parallel.pp,

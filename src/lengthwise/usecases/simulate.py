@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
 from pathlib import Path
+from typing import Any
 
 from lengthwise import engine, metrics
 from lengthwise.config.scenario import Scenario, load
@@ -22,7 +23,8 @@ from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
 
 BUSY_FRONT = 0.7
 """Utilisation of the front end from which on its queue grows fast."""
-USUAL_STEPS, MANY_STEPS = 200_000, 4_000_000
+TIMELINE_STEPS = 4_000_000
+"""Most steps of a run whose timeline is written."""
 Progress = Callable[[int, int], None]
 
 
@@ -61,7 +63,7 @@ class VariantOutcome:
     variant: Variant
     records: Records
     summaries: list[Summary]
-    summary: Summary  # over all seeds; with model intervals where the cost tables carry errors
+    summary: Summary  # over all seeds; with model intervals where the cost tables come with estimates of their error
     # Where a run passed the range of the measurements behind the cost tables.
     out_of_range: tuple[Extrapolation, ...] = ()
     model_draws: int = 0
@@ -99,7 +101,7 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
     )
 
 
-def measured_of(outcome: VariantOutcome) -> RunResult:
+def recorded_run(outcome: VariantOutcome) -> RunResult:
     """Return the first seed's run with its requests and its scenario, as a records file has them."""
     variant = outcome.variant
     deployment = plain(deployment_facts(variant.deployment))
@@ -125,8 +127,8 @@ def run(
     """Return the outcome of every variant of a scenario, each simulated at every seed.
 
     Variants of one [workload] see the same requests at a seed; where none is random (replays), one seed suffices and no
-    other is run. Where cost tables carry errors, the first seed is run again under perturbed tables, for the model
-    intervals. Runs are threads of this process: the compiled engine releases the GIL, so they use all cores.
+    other is run. Where cost tables come with estimates of their error, the first seed is run again under perturbed
+    tables, for the model intervals. Runs are threads: the compiled engine releases the GIL.
 
     Args:
         scenario: The scenario, or its file.
@@ -137,10 +139,8 @@ def run(
     built = list(build(requested) if variants is None else variants)
     first_seed, count = requested.run.seed, requested.run.seeds if any(one.is_random for one in built) else 1
     seeds = range(first_seed, first_seed + count)
-    keep_steps = MANY_STEPS if log_steps else USUAL_STEPS
-    by_seed = [
-        partial(_simulated, one, seed, keep_steps if seed == seeds[0] else None) for seed in seeds for one in built
-    ]
+    logs = {"max_log_steps": TIMELINE_STEPS} if log_steps else {}
+    by_seed = [partial(_simulated, one, seed, with_records=seed == seeds[0], **logs) for seed in seeds for one in built]
     perturbed_tasks = [_perturbed_runs(one, seeds[0]) for one in built]
     tasks: list[Callable[[], _Run]] = [
         *by_seed,
@@ -171,11 +171,11 @@ def _perturbed_runs(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
     if draws is None and len(variant.workload(seed)) > model_error.MAX_REPEATED_REQUESTS:
         return []
     perturbed = model_error.perturbed_deployments(variant.deployment, draws or model_error.DRAWS)
-    return [partial(_simulated, replace(variant, deployment=one), seed, None) for one in perturbed]
+    return [partial(_simulated, replace(variant, deployment=one), seed) for one in perturbed]
 
 
-def _simulated(variant: Variant, seed: int, keep_steps: int | None) -> _Run:
-    """Simulate one seed; without ``keep_steps`` the records are dropped, since many seeds would fill the memory."""
+def _simulated(variant: Variant, seed: int, *, with_records: bool = False, **logs: Any) -> _Run:
+    """Simulate one seed; records are dropped unless requested, since those of many seeds would fill the memory."""
     settings = variant.scenario.run
     with noted(f"in the run of {variant.name!r} with seed {seed}"):
         records = engine.simulate(
@@ -184,11 +184,11 @@ def _simulated(variant: Variant, seed: int, keep_steps: int | None) -> _Run:
             seed=seed,
             time_limit_s=settings.time_limit_s,
             strict=settings.strict,
-            keep_steps=keep_steps or USUAL_STEPS,
+            **logs,
         )
         slo = slo_of(variant.scenario)
         summary = metrics.summarize(records, variant.deployment, slo=slo, warmup_s=settings.warmup_s)
-    return records if keep_steps else None, summary, metrics.beyond_reach(records, variant.deployment)
+    return records if with_records else None, summary, metrics.beyond_reach(records, variant.deployment)
 
 
 def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progress) -> list[_Run]:
@@ -204,7 +204,7 @@ def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progre
 
 
 def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
-    """Return a note, each once, for requests or seeds beyond a replay and for schedulers without their input."""
+    """Return notes on settings without effect: more requests or seeds than a replay has, one bin, no tenants."""
     found = []
     for variant in variants:
         section = variant.scenario.workload

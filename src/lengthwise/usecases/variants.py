@@ -65,7 +65,7 @@ def build(scenario: Scenario) -> list[Variant]:
     """Return the variants of a scenario, ready to be simulated."""
     shared: dict[str, Callable[[int], Workload]] = {}
     variants = []
-    for expanded in scenario.effective():
+    for expanded in scenario.by_variant():
         with located(scenario, expanded, with_key=True):
             deployed = deployment(expanded)
             key = expanded.workload.model_dump_json()

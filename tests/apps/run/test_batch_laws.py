@@ -33,6 +33,6 @@ def test_a_replica_takes_as_long_as_the_planned_one_also_where_memory_is_short(n
 
     finished_s = np.array(run_virtually(serve()))
     workload = Workload(np.zeros(len(tasks)), draw.prompt_tokens, draw.output_tokens)
-    planned_s = engine.simulate(workload, space.deployment(plan), keep_steps=0).requests.finished_s
+    planned_s = engine.simulate(workload, space.deployment(plan), max_log_steps=0).requests.finished_s
     assert finished_s.max() == pytest.approx(float(planned_s.max()), rel=0.002)
     assert finished_s.mean() == pytest.approx(float(planned_s.mean()), rel=0.002)

@@ -131,7 +131,7 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, a
         cached = one.prefix_cache.cached_tokens(entry.request.prefix)
         if has_session and one.name == "w1":
             cached = entry.request.prompt_tokens
-        each_s = one.cost.prefill_s()
+        each_s = one.cost.prompt_token_s()
         each_s = PREFILL_WEIGHT / speed if each_s is None else min(each_s, 1 / speed)
         return (one.work + entry.work) / speed - affinity * cached * each_s
 
@@ -240,14 +240,14 @@ def test_a_prompt_token_costs_what_starts_without_a_cache_have_shown():
     for step in range(15):
         price.add_start(100 * step, 0.02 + 0.001 * 100 * step, uncached=True)
         price.add_start(5000, 0.03)  # from the cache
-    assert price.prefill_s() is None
+    assert price.prompt_token_s() is None
     for _ in range(5):  # what was seen long ago fades
         price.add_start(2300, 0.02 + 2.3, uncached=True)
-    assert price.prefill_s() == pytest.approx(0.001)
+    assert price.prompt_token_s() == pytest.approx(0.001)
     alike = PreemptionCost()
     for _ in range(100):
         alike.add_start(500, 0.7, uncached=True)
-    assert alike.prefill_s() is None, "prompts of one length do not tell what a token costs"
+    assert alike.prompt_token_s() is None, "prompts of one length do not tell what a token costs"
 
 
 def test_starts_reveal_the_cost_of_a_prompt_to_a_worker_but_cached_starts_do_not():
@@ -265,6 +265,6 @@ def test_starts_reveal_the_cost_of_a_prompt_to_a_worker_but_cached_starts_do_not
         now_s += 5.0
         made.remove(now_s, number)
     (only,) = made.worker_pool
-    assert only.cost.prefill_s() == pytest.approx(0.002, rel=0.02)
-    assert only.prefill_s(100.0) == pytest.approx(0.002, rel=0.02)
-    assert only.prefill_s(1000.0) == 0.001, "never more than an output token"
+    assert only.cost.prompt_token_s() == pytest.approx(0.002, rel=0.02)
+    assert only.prompt_token_s(100.0) == pytest.approx(0.002, rel=0.02)
+    assert only.prompt_token_s(1000.0) == 0.001, "never more than an output token"

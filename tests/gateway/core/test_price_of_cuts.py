@@ -23,7 +23,7 @@ def learned(way_s=0.0, prompt_s=0.0, back_s=0.0):
     for _ in range(200):
         price.add_stream(1, STEP_S)
     if back_s:
-        price.add_return(back_s)
+        price.add_idle_slot(back_s)
     return price
 
 

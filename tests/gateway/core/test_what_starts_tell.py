@@ -64,7 +64,7 @@ def engine_that_queues(mode, *, report):
             made.on_progress(now_s, one, 1)
             made.remove(now_s, one)
     (only,) = made.worker_pool
-    return only.cost.prefill_s()
+    return only.cost.prompt_token_s()
 
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority"])

@@ -339,7 +339,7 @@ def _warm_up(space: Space, stages: Stages) -> None:
     if any(len(load) for load in stages.load.models):
         warm_up()
         requests = Workload(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-        simulate(requests, space.deployment(plans[0]), keep_steps=0)
+        simulate(requests, space.deployment(plans[0]), max_log_steps=0)
 
 
 def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]) -> AppPlan:

@@ -220,7 +220,7 @@ class Runs:
         )
         self.simulated_requests += len(simulated)
         self.simulated_runs += 1
-        records = engine.simulate(requests, self.space.deployment(plan), keep_steps=0).requests
+        records = engine.simulate(requests, self.space.deployment(plan), max_log_steps=0).requests
         # A rejected request finishes on arrival, as in a real run (with an error).
         first_s = np.where(np.isnan(records.first_token_s), ready_s, records.first_token_s)
         finish_s = np.where(np.isnan(records.finished_s), ready_s, records.finished_s)

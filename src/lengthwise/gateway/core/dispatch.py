@@ -35,14 +35,14 @@ def drain_times_s(
     """
     times_s = [0.0] * len(rates)
     for model in sorted(tokens, key=lambda one: (len(serving[one]), one)):
-        fastest = sorted(serving[model], key=times_s.__getitem__)
+        soonest = sorted(serving[model], key=times_s.__getitem__)
         rate, work = 0.0, tokens[model]
-        for at, worker in enumerate(fastest):
+        for at, worker in enumerate(soonest):
             if rate and work / rate <= times_s[worker]:
-                fastest = fastest[:at]
+                soonest = soonest[:at]
                 break
             rate, work = rate + rates[worker], work + rates[worker] * times_s[worker]
-        for worker in fastest:
+        for worker in soonest:
             times_s[worker] = work / rate
     return times_s
 
@@ -118,7 +118,7 @@ class WorkerPool:
     def back_off(self, now_s: float, name: str, retry_after_s: float) -> None:
         """Back off from a worker that reported a full queue."""
         if (worker := self._workers.get(name)) is not None:
-            worker.limits.back_off(now_s, worker.slots_in_use, retry_after_s)
+            worker.adaptive_limit.back_off(now_s, worker.slots_in_use, retry_after_s)
             if (until_s := worker.backoff_until_s(now_s)) < math.inf:
                 self._backoff_until_s = max(self._backoff_until_s, until_s)
 
@@ -228,13 +228,13 @@ class DispatchPass:
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
         """Return the worker that is expected to finish the request first, given the prompts in its prefix cache.
 
-        Only workers named ``only`` (if set) count, which have ``together`` free slots or are idle. If there is none, no
-        later request of this pass gets a worker that this one could use, and the answer is None.
+        ``only``: the one worker that counts, if set. ``together``: free slots a worker must have unless it is idle.
+        Without such a worker it returns None, and no later request of this pass gets a worker that this one could use.
         """
         usable = self.usable(entry)
         candidates = [worker for worker in usable if self._admits(worker, entry, only, together)]
         if not candidates:
-            self._reserve(usable)
+            self._close(usable)
             return None
         if len(candidates) == 1:
             return candidates[0]
@@ -247,7 +247,7 @@ class DispatchPass:
 
         def saved_s(worker: Worker) -> float:
             tokens = q.prompt_tokens if worker.name == last else worker.prefix_cache.cached_tokens(q.prefix)
-            return self._affinity * tokens * worker.prefill_s(rates[worker.name]) if tokens else 0.0
+            return self._affinity * tokens * worker.prompt_token_s(rates[worker.name]) if tokens else 0.0
 
         balanced = (done_s[best.name] - saved_s(best), -1, "", best)  # -1: balance wins ties
         costs = [(done_s[one.name] - saved_s(one), len(one.active), one.name, one) for one in candidates]
@@ -258,7 +258,7 @@ class DispatchPass:
         self._waiting[entry.request.model] -= 1
         self._free[worker.name] -= 1
         if self._free[worker.name] == 0:
-            self._reserve([worker])
+            self._close([worker])
 
     def _admits(self, worker: Worker, entry: Entry, only: str, together: int) -> bool:
         free = self._free.get(worker.name, 0)
@@ -268,7 +268,7 @@ class DispatchPass:
             return True
         return worker.phases.admits(entry, sum(self._waiting.get(model, 0) for model in worker.state.models))
 
-    def _reserve(self, workers: Iterable[Worker]) -> None:
+    def _close(self, workers: Iterable[Worker]) -> None:
         for worker in workers:
             self._free.pop(worker.name, None)
         self.open = [worker for worker in self.open if worker.name in self._free]
@@ -314,7 +314,9 @@ class Dispatcher:
         """Dispatch requests; return (request, worker) in the order of the queue."""
         if not self._queue:
             return []
-        dispatch_pass = DispatchPass(self._worker_pool.up, self._sessions, self.affinity, now_s, self._queue.waiting)
+        dispatch_pass = DispatchPass(
+            self._worker_pool.up, self._sessions, self.affinity, now_s, self._queue.count_by_model
+        )
         if not dispatch_pass.open:
             return []
         self._queue.refresh(now_s)

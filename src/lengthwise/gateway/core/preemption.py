@@ -133,7 +133,7 @@ class PreemptionPass:
         if not waiting_key < key:
             return False
         q, num_running = running.request, len(worker.active)
-        queued = self._queue.waiting.get(waiting.request.model, 0)
+        queued = self._queue.count_by_model.get(waiting.request.model, 0)
         recompute = worker.cost.recompute_steps(q.prompt_tokens + q.generated_tokens, num_running)
         waited_s = waiting.request.dispatch.waited_s(self._now_s)
         lengths = (waiting.remaining, running.remaining, q.generated_tokens)
@@ -287,7 +287,7 @@ class Preemption:
     def _preempt_closed_windows(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
         """Preempt the worst requests whose windows ended: one for each waiting request of their models."""
         closed, self._closed_windows, self._requested = self._closed_windows, {}, False
-        waiting = dict(queue.waiting)
+        waiting = dict(queue.count_by_model)
 
         def take_waiting(models: Iterable[str]) -> bool:
             model = next((one for one in models if waiting.get(one, 0) > 0), None)

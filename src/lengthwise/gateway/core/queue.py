@@ -4,8 +4,8 @@ Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; 
 key; then arrival; then id. With fairness an overdue request counts as of the best class in the queue, and within a
 class the tenant with the least service comes first, with its overdue requests first.
 
-The bound: only overdue requests that arrived earlier precede an overdue request, ``DispatchPass`` gives no later request
-a worker that the overdue one could use, and overdue requests are never preempted. So a request waits at most
+The bound: only overdue requests that arrived earlier precede an overdue request, ``DispatchPass`` gives no later
+request a worker that the overdue one could use, and overdue requests are never preempted. So a request waits at most
 ``max_wait_s`` plus the time in which the workers of its model finish the earlier overdue requests and all requests in
 flight, whatever is predicted. With fairness, earlier overdue requests of its own tenant precede it, and requests of
 other tenants until those tenants have had as much service.
@@ -84,7 +84,7 @@ class Backlog:
     def __init__(self) -> None:
         self.bytes = 0
         self.by_tenant: Counter[int] = Counter()
-        self.waiting: defaultdict[str, int] = defaultdict(int)
+        self.count_by_model: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, float] = defaultdict(float)
 
     def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:
@@ -99,10 +99,10 @@ class Backlog:
         self.by_tenant[tenant] += sign
         if self.by_tenant[tenant] == 0:
             del self.by_tenant[tenant]
-        self.waiting[model] += sign
+        self.count_by_model[model] += sign
         self.tokens[model] += sign * entry.remaining
-        if self.waiting[model] == 0:
-            del self.waiting[model], self.tokens[model]
+        if self.count_by_model[model] == 0:
+            del self.count_by_model[model], self.tokens[model]
 
 
 class Queue(Backlog):

@@ -40,7 +40,7 @@ def check_change(before: Order, after: Order) -> None:
 class Scheduler:
     """Orders requests, dispatches them to workers, and preempts; the same events at the same times decide the same.
 
-    Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. An event takes O(log n)
+    Every admitted request is in exactly one state (``ranking.State``) until it is removed. An event takes O(log n)
     comparisons of waiting requests.
     """
 
@@ -141,7 +141,7 @@ class Scheduler:
             if entry.state is State.PREEMPTING:
                 q.dispatch.preemptions += 1
                 # Its slot was idle since the decision, or its last token after that; max(a, NaN) is a.
-                worker.cost.add_return(now_s - max(entry.preemption.preempted_s, entry.last_token_s))
+                worker.cost.add_idle_slot(now_s - max(entry.preemption.preempted_s, entry.last_token_s))
             worker.remove(entry)
         q.generated_tokens = generated_tokens
         entry.update_remaining()
@@ -178,7 +178,7 @@ class Scheduler:
         self._changed = True
 
     def update_workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
-        """Replace the set of workers; return the requests that lost their worker (to be returned, or left)."""
+        """Replace the set of workers; return the requests that lost their worker (requeue or remove each)."""
         lost, renamed = self.worker_pool.update(now_s, states)
         self.dispatcher.rename_workers(renamed, self.entries.values())
         self._next_unserved_check_s = -math.inf  # models may have lost their last worker, or got one
@@ -246,7 +246,7 @@ class Scheduler:
         return max(-_MAX_CLASS, min(_MAX_CLASS, request.client.priority)) * _MAX_LENGTH + length
 
     def _set_deadline(self, request: Request) -> None:
-        """Set when a queued request expires: at its deadline; never if the client has a part of its stream."""
+        """Set when a queued request expires: at its deadline, or never if the client has a part of its stream."""
         streaming = request.generated_tokens and not request.buffered
         self._deadlines.set(request.id, math.inf if streaming else request.client.deadline_s)
         if request.model not in self.worker_pool.served_models:
@@ -259,7 +259,7 @@ class Scheduler:
         if now_s >= self._next_unserved_check_s:
             self._next_unserved_check_s = math.inf
             pool, limit_s = self.worker_pool, self.admission.no_engine_s
-            queued = (*(() if self.queue.waiting.keys() <= pool.served_models else self.queue), *self.bins)
+            queued = (*(() if self.queue.count_by_model.keys() <= pool.served_models else self.queue), *self.bins)
             for entry in (one for one in queued if one.request.model not in pool.served_models):
                 model = entry.request.model
                 expires_s = max(entry.request.dispatch.queued_s, pool.unserved_since_s.get(model, -math.inf)) + limit_s

@@ -29,16 +29,16 @@ class ConcurrencyLimit:
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
-        self.dispatch = dispatch
+        self.bounds = dispatch
         self._limit, self._doubling, self._max_used = float(dispatch.start), True, 0
         self._signals, self._adapted_at_s = Signals(), -math.inf
         self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the bounds; the learned limit is clipped to them."""
-        unchanged = self._doubling and self._limit == self.dispatch.start
+        unchanged = self._doubling and self._limit == self.bounds.start
         limit = float(dispatch.start) if unchanged else self._limit
-        self.dispatch = dispatch
+        self.bounds = dispatch
         self._limit = min(max(limit, float(dispatch.min_concurrency)), float(dispatch.max_concurrency))
 
     def limit(self, slots: int | None) -> int:
@@ -51,19 +51,19 @@ class ConcurrencyLimit:
 
     def adapt(self, now_s: float, signals: Signals, in_flight: int) -> None:
         """Adapt to fresh signals, at most once in ``adapt_every_s``."""
-        if signals.at_s <= self._signals.at_s or now_s - self._adapted_at_s < self.dispatch.adapt_every_s:
+        if signals.at_s <= self._signals.at_s or now_s - self._adapted_at_s < self.bounds.adapt_every_s:
             return
         before, self._signals, self._adapted_at_s = self._signals, signals, now_s
         self._backoff_s = _MIN_BACKOFF_S
         waiting = signals.waiting or 0.0
         preempted = before.preemptions is not None and (signals.preemptions or 0.0) > before.preemptions
-        if preempted or (signals.kv_used or 0.0) > self.dispatch.kv_high:
+        if preempted or (signals.kv_used or 0.0) > self.bounds.kv_high:
             self._shrink(max(in_flight, 1) * _SHRINK)
         elif waiting > 0:
             self._shrink(max(in_flight - waiting, self._limit * _SHRINK))
         elif signals.waiting is not None and self._max_used >= int(self._limit):
             step = self._limit if self._doubling else max(1.0, self._limit / 16)
-            self._limit = min(float(self.dispatch.max_concurrency), self._limit + step)
+            self._limit = min(float(self.bounds.max_concurrency), self._limit + step)
         self._max_used = in_flight
 
     def back_off(self, now_s: float, in_flight: int, retry_after_s: float = 0.0) -> None:
@@ -80,7 +80,7 @@ class ConcurrencyLimit:
 
     def _shrink(self, to: float) -> None:
         self._doubling = False
-        self._limit = max(float(self.dispatch.min_concurrency), min(self._limit, to))
+        self._limit = max(float(self.bounds.min_concurrency), min(self._limit, to))
 
 
 MAX_BLOCKS = 1 << 17  # hashes over all workers: about 25 MB
@@ -129,7 +129,7 @@ _MAX_GAP = 4.0
 
 
 class PreemptionCost:
-    """Seconds of starts (``a + b x``; x: prompt and tokens so far) and steps at a worker, as the gateway observes them.
+    """Observed seconds at a worker: from dispatch to first token (``a + b x``; x: tokens of the context), and per step.
 
     A preemption costs its slot the idle time until the request has started again, and the complete batch the
     recomputation. Until enough is observed a prompt token counts as a tenth of an output token.
@@ -137,7 +137,7 @@ class PreemptionCost:
 
     def __init__(self) -> None:
         self._starts, self._uncached = _DecayingLine(), _DecayingLine()
-        self._tokens = self._token_s = self._returns = self._return_s = 0.0
+        self._tokens = self._stream_s = self._idle_slots = self._idle_slot_s = 0.0
 
     def add_start(self, context_tokens: int, seconds: float, *, uncached: bool = False) -> None:
         """Add the time from dispatch to first token; uncached: almost none of the context was cached."""
@@ -147,19 +147,19 @@ class PreemptionCost:
 
     def add_stream(self, tokens: int, seconds: float) -> None:
         """Add the time between two chunks of a stream."""
-        if not self._token_s:  # all chunks so far came within one clock tick and say nothing about a token's time
+        if not self._stream_s:  # all chunks so far came within one clock tick and say nothing about a token's time
             self._tokens = 0.0
         if self._tokens >= _MIN_TOKENS:
-            seconds = min(seconds, _MAX_GAP * tokens * self._token_s / self._tokens)
+            seconds = min(seconds, _MAX_GAP * tokens * self._stream_s / self._tokens)
         self._tokens = self._tokens * _TOKEN_DECAY + tokens
-        self._token_s = self._token_s * _TOKEN_DECAY + seconds
+        self._stream_s = self._stream_s * _TOKEN_DECAY + seconds
 
-    def add_return(self, seconds: float) -> None:
+    def add_idle_slot(self, seconds: float) -> None:
         """Add the time in which a preempted request's slot was idle."""
-        self._returns = self._returns * _START_DECAY + 1.0
-        self._return_s = self._return_s * _START_DECAY + seconds
+        self._idle_slots = self._idle_slots * _START_DECAY + 1.0
+        self._idle_slot_s = self._idle_slot_s * _START_DECAY + seconds
 
-    def prefill_s(self) -> float | None:
+    def prompt_token_s(self) -> float | None:
         """Return the seconds per uncached prompt token; None until prompts of several lengths were observed."""
         n, x, _, xx, _ = self._uncached.moments.tolist()
         identified = n >= _MIN_UNCACHED and xx - x * x / n > _MIN_SPREAD * xx
@@ -167,12 +167,12 @@ class PreemptionCost:
 
     def recompute_steps(self, context_tokens: int, num_running: int) -> float:
         """Return the cost of a preemption in decode steps of a batch of ``num_running``."""
-        if self._starts.moments[0] < _MIN_STARTS or self._tokens < _MIN_TOKENS or not self._token_s:
+        if self._starts.moments[0] < _MIN_STARTS or self._tokens < _MIN_TOKENS or not self._stream_s:
             return context_tokens * PREFILL_WEIGHT / num_running
-        step_s = self._token_s / self._tokens
+        step_s = self._stream_s / self._tokens
         start_s, token_s = self._starts.fit()
-        return_s = self._return_s / self._returns if self._returns else 0.0
-        idle_s = max(0.0, start_s - step_s) + return_s
+        idle_slot_s = self._idle_slot_s / self._idle_slots if self._idle_slots else 0.0
+        idle_s = max(0.0, start_s - step_s) + idle_slot_s
         return (idle_s / num_running + token_s * context_tokens) / step_s
 
 
@@ -202,7 +202,7 @@ _HALF_LIFE_S = 60.0
 
 
 class Throughput:
-    """The best observed rate, halved for each minute in use, so that a worker with little to do keeps its rate."""
+    """The largest observed rate; it halves per minute of streaming, and does not age while the worker is idle."""
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
@@ -240,7 +240,8 @@ class Worker:
     """One worker; ``passthrough``: requests are dispatched at once, up to ``state.concurrency`` if that is set.
 
     ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
-    cache of its requests at their end. ``leaving`` are earlier names of the same engine: their requests use its slots.
+    cache of its requests at their end. ``leaving``: workers that are the same engine under
+    earlier names; their requests use its slots.
     """
 
     def __init__(
@@ -258,26 +259,26 @@ class Worker:
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
         self.leaving: tuple[Worker, ...] = ()
         self._passthrough = passthrough
-        self.limits = ConcurrencyLimit(dispatch)
+        self.adaptive_limit = ConcurrencyLimit(dispatch)
         # Requests dispatched until this time may have waited in the engine's own queue: their starts are not used.
-        self._queued_s = -math.inf
+        self._engine_queue_until_s = -math.inf
         self.phases: PhaseTracker | None = None
         if report is not None and dispatch.phases is not None:
             self.phases = PhaseTracker(lambda: self.name, dispatch.phases, report)
 
     @property
     def limit(self) -> int:
-        """Most requests in flight; NO_LIMIT without a limit. A schedule never exceeds the worker's slots."""
+        """Most requests in flight; NO_LIMIT without a limit. In mode rra the schedule's, at most the slots."""
         if self.phases is not None:
-            high = self.phases.phases.request_limit or self.limits.dispatch.max_concurrency
+            high = self.phases.phases.request_limit or self.adaptive_limit.bounds.max_concurrency
             return min(high, self.state.concurrency or high, self.state.slots or high)
         if self.state.concurrency is not None:
             return self.state.concurrency
-        return NO_LIMIT if self._passthrough else self.limits.limit(self.state.slots)
+        return NO_LIMIT if self._passthrough else self.adaptive_limit.limit(self.state.slots)
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the bounds of the limit, and the schedule from the next phase on."""
-        self.limits.configure(dispatch)
+        self.adaptive_limit.configure(dispatch)
         if self.phases is not None and dispatch.phases is not None:
             self.phases.configure(dispatch.phases)
 
@@ -290,7 +291,7 @@ class Worker:
     def inherit(self, other: Worker) -> None:
         """Share the observations of the same engine under the name of a leaving worker."""
         self.throughput, self.cost, self.prefix_cache = other.throughput, other.cost, other.prefix_cache
-        self.limits = other.limits
+        self.adaptive_limit = other.adaptive_limit
 
     @property
     def slots_in_use(self) -> int:
@@ -303,13 +304,13 @@ class Worker:
 
     def free_slots(self, now_s: float) -> int:
         """Return how many more requests the worker may be given now."""
-        if now_s < self.limits.backoff_until_s or not self.state.up:
+        if now_s < self.adaptive_limit.backoff_until_s or not self.state.up:
             return 0
         return self.limit - self.slots_in_use
 
     def backoff_until_s(self, now_s: float) -> float:
         """Return when the worker may be given requests after a refusal; inf where there is no backoff."""
-        until_s = self.limits.backoff_until_s
+        until_s = self.adaptive_limit.backoff_until_s
         return until_s if until_s > now_s and self.state.up else math.inf
 
     def fits(self, entry: Entry) -> bool:
@@ -319,16 +320,16 @@ class Worker:
         return self._kv_in_use + entry.kv_tokens <= self.state.kv_tokens
 
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
-        """Return whether the request would have a slot once the victim and all preempting requests are gone."""
+        """Return whether a slot is free without victim and preempting requests, and KV cache without the victim."""
         staying = self.slots_in_use - self.num_preempting
         if not self.state.up or staying > self.limit:
             return False
         kv_tokens = self.state.kv_tokens
         return kv_tokens is None or staying == 1 or self._kv_in_use - victim.kv_tokens + entry.kv_tokens <= kv_tokens
 
-    def prefill_s(self, tokens_per_s: float) -> float:
+    def prompt_token_s(self, tokens_per_s: float) -> float:
         """Return the seconds per prompt token as observed, at most those of an output token."""
-        observed_s = self.cost.prefill_s()
+        observed_s = self.cost.prompt_token_s()
         return PREFILL_WEIGHT / tokens_per_s if observed_s is None else min(observed_s, 1.0 / tokens_per_s)
 
     def dispatch(self, entry: Entry) -> None:
@@ -340,9 +341,9 @@ class Worker:
         q.dispatch.cached_tokens = min(int(cached_tokens), q.prompt_tokens)
         self.active[q.id] = entry
         self._count(entry, 1)
-        self.limits.used(self.slots_in_use)
+        self.adaptive_limit.used(self.slots_in_use)
         if self._passthrough and self.state.signals.waiting is None and len(self.active) > 1:
-            self._queued_s = q.dispatch.dispatched_s
+            self._engine_queue_until_s = q.dispatch.dispatched_s
         if self.phases is not None:
             self.phases.dispatched(entry)
 
@@ -379,13 +380,13 @@ class Worker:
         """Take new tokens, counted in the request already; return whether they finish the worker's phase."""
         q, dispatch = entry.request, entry.request.dispatch
         self.throughput.add_tokens(now_s, tokens)
-        self.limits.accepted(dispatch.dispatched_s)
+        self.adaptive_limit.accepted(dispatch.dispatched_s)
         last_token_s, entry.last_token_s = entry.last_token_s, now_s
         # A response in a single chunk shows neither when it began nor how fast its tokens were made.
         if not dispatch.single_chunk:
             if not math.isnan(last_token_s):
                 self.cost.add_stream(tokens, now_s - last_token_s)
-            elif dispatch.dispatched_s > self._queued_s:
+            elif dispatch.dispatched_s > self._engine_queue_until_s:
                 context = q.prompt_tokens + q.generated_tokens - tokens
                 uncached = entry.dispatches == 1 and dispatch.cached_tokens <= _MAX_CACHED_SHARE * context
                 self.cost.add_start(context, now_s - dispatch.dispatched_s, uncached=uncached)
@@ -406,15 +407,19 @@ class Worker:
         """Apply the worker's state; return the requests lost by a restart."""
         lost: list[Entry] = []
         if state.epoch != self.state.epoch:
-            lost, self.limits, self.cost = self.clear(), ConcurrencyLimit(self.limits.dispatch), PreemptionCost()
+            lost, self.adaptive_limit, self.cost = (
+                self.clear(),
+                ConcurrencyLimit(self.adaptive_limit.bounds),
+                PreemptionCost(),
+            )
             self.prefix_cache = PrefixCache(self.prefix_cache.max_blocks)
         self.state = state
         if state.tokens_per_s is not None:
             self.throughput.report(now_s, state.tokens_per_s)
         if state.signals.waiting:
-            self._queued_s = now_s
+            self._engine_queue_until_s = now_s
         if not state.renamed_from:
-            self.limits.adapt(now_s, state.signals, self.slots_in_use)
+            self.adaptive_limit.adapt(now_s, state.signals, self.slots_in_use)
         return lost
 
     def clear(self) -> list[Entry]:

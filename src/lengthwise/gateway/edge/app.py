@@ -161,7 +161,7 @@ class App:
             address = (scope.get("client") or ("",))[0]
             caller = self.keys.caller(headers.get(b"authorization"), address)
             if target.api:
-                await self._complete(exchange, target.api, caller, network(address), headers, request_id)
+                await self._serve_completion(exchange, target.api, caller, network(address), headers, request_id)
             else:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
@@ -188,7 +188,7 @@ class App:
             self.refused(fault)
         await exchange.send_fault(fault)
 
-    async def _complete(
+    async def _serve_completion(
         self, exchange: asgi.AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
     ) -> None:
         if self.draining:
@@ -216,7 +216,7 @@ class App:
                 request.charge = charge if caller.quotas else None
                 exchange.scheduler_reports = True
                 answer = await self._handler(request)
-                reservation.release(request.memory_bytes)
+                reservation.shrink_to(request.memory_bytes)
                 try:
                     await exchange.answer(answer)
                 finally:

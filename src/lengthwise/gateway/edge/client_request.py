@@ -168,14 +168,14 @@ _KNOWN_HEADERS = frozenset({
     b"accept", b"authorization", b"content-encoding", b"content-length", b"content-type", b"traceparent",
     b"tracestate", b"x-request-id", b"x-request-timeout-s", b"x-session-id", b"x-stainless-read-timeout",
 })  # fmt: skip
-_TOKEN = re.compile(rb"[A-Za-z0-9._:/=+\-]{1,128}\Z")
+_IDENTIFIER = re.compile(rb"[A-Za-z0-9._:/=+\-]{1,128}\Z")
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _PRINTABLE = re.compile(rb"[\x20-\x7e]{1,512}\Z")
 _FORWARDED = (
     (b"accept", "Accept", _PRINTABLE),
     (b"traceparent", "traceparent", _TRACE),
     (b"tracestate", "tracestate", _PRINTABLE),
-    (b"x-session-id", "X-Session-Id", _TOKEN),
+    (b"x-session-id", "X-Session-Id", _IDENTIFIER),
 )
 """Headers that go on to an engine: none that would rank, route or authorize."""
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?\Z")
@@ -202,7 +202,7 @@ def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> Headers
 def resolve_request_id(headers: Headers) -> str:
     """Return the client's X-Request-Id if it is short and plain, else a new one."""
     given = headers.get(b"x-request-id")
-    return given.decode() if given is not None and _TOKEN.match(given) else f"req-{_PROCESS}-{next(_NUMBERS)}"
+    return given.decode() if given is not None and _IDENTIFIER.match(given) else f"req-{_PROCESS}-{next(_NUMBERS)}"
 
 
 def check_json(headers: Headers) -> None:
@@ -235,7 +235,7 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
         prompts += body.prompt
     is_text = isinstance(prompts[0], str)
     text = "\n\n".join(prompts) if is_text else ""
-    tokens = estimate_tokens(text) if is_text else sum(map(len, prompts))
+    tokens = sampled_tokens(text) if is_text else sum(map(len, prompts))
     if hasher is None or len(prompts) > 1:
         return text, tokens, EMPTY
     if is_text:
@@ -243,7 +243,7 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
     return text, tokens, hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
 
 
-def estimate_tokens(text: str) -> int:
+def sampled_tokens(text: str) -> int:
     """Return the estimated tokens of a text, for a long one by three slices, in constant time."""
     size, count = (_ASCII_SLICE, ascii_tokens) if text.isascii() else (_SLICE, estimated_tokens)
     if len(text) <= 3 * size:
@@ -275,7 +275,7 @@ _MIN_MESSAGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """Bounds on the structure of a body, nested or over all levels."""
+    """Bounds on a body: nesting depth, and totals over all levels."""
 
     levels: int
     objects: int
@@ -348,7 +348,7 @@ _NAME_DECODER = msgspec.json.Decoder(_NAMES, dec_hook=lambda _, text: _Name(text
 
 
 def _check_duplicates(body: bytes) -> None:
-    """Raise Fault for duplicate or case-variant fields, because parsers disagree on which one wins, or too many."""
+    """Raise Fault for too many fields, and for duplicate or case-variant ones, of which parsers pick different ones."""
     decoder, left = _NAME_DECODER, MAX_FIELDS
     if body.count(b":") > MAX_FIELDS:  # stop at the first name too many, before the rest is built
 
@@ -419,7 +419,7 @@ class RequestParser:
         text, tokens, prefix = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)
         _check_duplicates(body)
         given = headers.get(b"x-session-id", b"")
-        session = given.decode() if _TOKEN.match(given) else (content.prompt_cache_key or content.user or "")[:128]
+        session = given.decode() if _IDENTIFIER.match(given) else (content.prompt_cache_key or content.user or "")[:128]
         timeout = headers.get(b"x-request-timeout-s") or headers.get(b"x-stainless-read-timeout") or b""
         forwarded = [("Content-Type", "application/json"), ("X-Request-Id", request_id)]
         for field, title, pattern in _FORWARDED:

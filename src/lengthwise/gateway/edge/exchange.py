@@ -54,7 +54,7 @@ class BodyReservation:
         self.require(size_bytes)
         self._add(size_bytes)
 
-    def release(self, size_bytes: int) -> None:
+    def shrink_to(self, size_bytes: int) -> None:
         """Keep at most these bytes."""
         self._add(min(0, size_bytes - self._used_bytes))
 

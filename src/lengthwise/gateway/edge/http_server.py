@@ -106,10 +106,10 @@ class WriteTimeout:
             self.start()
 
 
-_DRAIN_S = 2.0
-_DRAIN_BYTES = 4 << 20
-_DRAINED_CONNECTIONS = 100
-"""Connections beyond the limit whose input is drained; further ones are closed at once."""
+_DISCARD_S = 2.0
+_DISCARD_BYTES = 4 << 20
+_DISCARDING_CONNECTIONS = 100
+"""Connections beyond the limit whose input is discarded; further ones are closed at once."""
 MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some KiB, however short it is
 
 
@@ -128,13 +128,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = self._drain_left = 0
+        self._head_bytes = self._discard_left = 0
         self._in_head = self._in_message = False
         self._fault: Fault | None = None
         self.on_disconnect: Callable[[], None] | None = None
         self._arrival_timer: asyncio.TimerHandle | None = None
-        self._drain_timer: asyncio.TimerHandle | None = None
-        self._served: RequestResponseCycle | None = None
+        self._discard_timer: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
         super().connection_made(transport)
@@ -147,8 +147,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self._stop_arrival_timer()
         self._write_timeout.stop()
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
+        if self._discard_timer is not None:
+            self._discard_timer.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset, too, or the timer keeps all of this alive for ``idle_s``
         self._disconnect()
@@ -176,12 +176,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def on_response_complete(self) -> None:
-        """Continue with the next request; none are read while some wait."""
-        if self._drain_timer is not None:
+        """Start the next pipelined request; read no more from the connection while further ones wait."""
+        if self._discard_timer is not None:
             self.server_state.total_requests += 1
             return
         if self.pipeline:
-            self._served = self.pipeline[-1][0]
+            self._answering = self.pipeline[-1][0]
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()
@@ -206,9 +206,9 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
-        if self._drain_timer is not None:
-            self._drain_left -= len(data)
-            if self._drain_left < 0:
+        if self._discard_timer is not None:
+            self._discard_left -= len(data)
+            if self._discard_left < 0:
                 self._close()
         if self._is_ending():
             return
@@ -216,7 +216,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_ending():
             return
         idle = (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None
-        if (self._in_message or idle) and self._arrival_timer is None:  # idle: blank lines, sent to keep a connection
+        # While idle, a client may send blank lines to keep the connection: uvicorn then stops its own timer.
+        if (self._in_message or idle) and self._arrival_timer is None:
             self._start_arrival_timer()
         if self._in_head:
             self._head_bytes += len(data)
@@ -258,7 +259,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise self._fault
         super().on_headers_complete()
         if not self.pipeline:
-            self._served = self.cycle
+            self._answering = self.cycle
         transport = CorkedTransport if version == "1.1" else UnframedTransport
         self.cycle.transport = transport(self.transport, self._finish)  # type: ignore[assignment]
         self.cycle.waiting_for_100_continue &= version == "1.1"
@@ -290,29 +291,29 @@ class HttpProtocol(HttpToolsProtocol):
             self._fail(Fault(408, "slow", "The request took too long to arrive.", code="request_timeout"))
 
     def _fail(self, fault: Fault) -> None:
-        """Write an error and end, without the error if a response has started or must come before it."""
+        """End the connection, after an error response unless another response has started or is due first."""
         self._stop_arrival_timer()
         self.refused(fault)
-        served = self._in_progress
-        if served is not None and (served.response_started or served is not self.cycle):
+        answering = self._in_progress
+        if answering is not None and (answering.response_started or answering is not self.cycle):
             self._close()
         else:
             lines = [b"HTTP/1.1 %d %s" % (fault.status, HTTPStatus(fault.status).phrase.encode())]
             lines += [b"%s: %s" % pair for pair in fault.all_headers() if pair[0] != b"connection"]
             lines += [b"content-length: %d" % len(fault.body), b"connection: close", b"", fault.body]
             self.transport.write(b"\r\n".join(lines))
-            if len(self.connections) > self.limits.connections + _DRAINED_CONNECTIONS:
+            if len(self.connections) > self.limits.connections + _DISCARDING_CONNECTIONS:
                 self._close()
                 return
-            self._drain()
-        if served is not None:  # its task would wait for the rest of the body
+            self._discard()
+        if answering is not None:  # its task would wait for the rest of the body
             self._disconnect()
 
     @property
     def _in_progress(self) -> RequestResponseCycle | None:
         """Return the request that is being answered; others may wait behind it."""
-        served = self._served
-        return None if served is None or served.response_complete else served
+        answering = self._answering
+        return None if answering is None or answering.response_complete else answering
 
     def _disconnect(self) -> None:
         """Tell the app that the client of the request in progress is gone."""
@@ -323,19 +324,19 @@ class HttpProtocol(HttpToolsProtocol):
             self.on_disconnect()
 
     def _finish(self) -> None:
-        """Close after a response, draining a request that still arrives."""
+        """Close after a response, discarding a request that still arrives."""
         if self._in_message and self.cycle is not None and self.cycle.response_complete:
             self._stop_arrival_timer()
-            self._drain()
+            self._discard()
         else:
             self._close()
 
-    def _drain(self) -> None:
-        if self._drain_timer is None and not self.transport.is_closing():
+    def _discard(self) -> None:
+        if self._discard_timer is None and not self.transport.is_closing():
             self.pipeline.clear()
             self.flow.resume_reading()
-            self._drain_left = self.limits.body_bytes + _DRAIN_BYTES
-            self._drain_timer = self.loop.call_later(_DRAIN_S, self._close)
+            self._discard_left = self.limits.body_bytes + _DISCARD_BYTES
+            self._discard_timer = self.loop.call_later(_DISCARD_S, self._close)
             if self.transport.can_write_eof():
                 self.transport.write_eof()
 
@@ -348,7 +349,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_timeout.start()
 
     def _is_ending(self) -> bool:
-        return self._drain_timer is not None or self.transport.is_closing()
+        return self._discard_timer is not None or self.transport.is_closing()
 
 
 _INTERVAL_S = 10.0
@@ -386,7 +387,9 @@ def server(
     drain_s: float | None = None,
     proxies: str | None = None,
 ) -> uvicorn.Server:
-    """Return a server for an app, whose method ``refused`` gets every Fault: ``await server.serve(sockets)`` runs it.
+    """Return a server for an app; ``await server.serve(sockets)`` runs it.
+
+    The app's method ``refused``, if it has one, gets each Fault that the server answers itself.
 
     ``port`` 0 picks a free one; with a ``tls.ca`` clients must present a certificate. ``drain_s`` bounds requests in
     progress during shutdown; the X-Forwarded-For of ``proxies`` is trusted.

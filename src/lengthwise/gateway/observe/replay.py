@@ -182,7 +182,7 @@ def replay(workload: Workload, service: Service, name: str, order: Order = Order
     if name == ORACLE:
         lengths = workload.output_tokens.astype(float)
         workload = replace(workload, predicted_tokens=lengths, predictions=None)
-    r = engine.simulate(workload, deployment_of(workload, service, scheduler(name, order)), keep_steps=0).requests
+    r = engine.simulate(workload, deployment_of(workload, service, scheduler(name, order)), max_log_steps=0).requests
     served = r.status == Status.FINISHED
     return Replayed(np.where(served, r.finished_s - r.arrival_s, np.nan), np.where(served, r.queued_for_s, np.nan))
 

@@ -39,7 +39,7 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
 async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
-    """Return the number of tokens to resume from: without last ones that end within a UTF-8 character."""
+    """Return the number of tokens to resume from: the flushed ones that do not end inside a UTF-8 character."""
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
@@ -160,7 +160,7 @@ class RelayedRequest:
         self._attempt: Attempt | None = None
         self._worker: EngineWorker | None = None
         self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
-        self._next_window, self._content_type = 1, ""
+        self._window_end, self._content_type = 1, ""
         self._full_since_s: float | None = None
         self._resuming = self._output_started = self._attempt_output_started = False
         self._retry_state_released = self._done = self._client_gone = False
@@ -266,15 +266,15 @@ class RelayedRequest:
         return True
 
     def _process(self, attempt: Attempt, data: bytes) -> bytes:  # noqa: C901
-        """Return the bytes for the client of a chunk of the engine (``data``; b"": its end), after counting them."""
+        """Count a chunk from the engine (b"": its end); return the bytes that the client gets for it."""
         response, ticket = self.response, self.ticket
         assert response is not None
         out = response.feed(data) if data else response.end()
         if self.text is not None:
             self.text.add(out)
-        if not self._attempt_output_started or response.count >= self._next_window:
+        if not self._attempt_output_started or response.count >= self._window_end:
             self._note_progress(response)
-        ticket.tokens(response.count)
+        ticket.on_progress(response.count)
         if not (response.trackable or ticket.nonpreemptible):
             ticket.mark_nonpreemptible()
         if out and not self._retry_state_released and response.sent:
@@ -288,10 +288,10 @@ class RelayedRequest:
                 attempt.close()
             else:
                 self._relay.spawn(attempt.drain())
-            self.end(Outcome.FINISHED, response.cause)
+            self.end(Outcome.FINISHED, response.finish_reason)
         elif ticket.interrupted.is_set() and not response.complete and (tracked := _preemptible(response)):
             self._preempt_chunks += 1
-            if preempt := tracked.preempt_now(self._preempt_chunks):
+            if preempt := tracked.should_preempt(self._preempt_chunks):
                 attempt.interrupt("preemption")
             elif preempt is None:
                 ticket.mark_nonpreemptible()
@@ -348,25 +348,25 @@ class RelayedRequest:
         if response.count and not self._output_started:
             self._output_started = True
             if not self.ticket.request.dispatch.single_chunk:
-                self.ticket.first_token()
-        if response.count >= self._next_window:
+                self.ticket.on_first_token()
+        if response.count >= self._window_end:
             tokens = self._config.order.window_tokens
             if response.count >= tokens and not response.complete and self._config.order.mode != "fcfs":
                 self._relay.spawn(self._relay.repredict(self))
-            self._next_window = (response.count // tokens + 1) * tokens
+            self._window_end = (response.count // tokens + 1) * tokens
 
     def _release_retry_state(self, response: Response) -> None:
         """Free the state that only a restart needs: bytes have reached the client, so the request cannot restart."""
         self._retry_state_released = True
         self.plan = self.plan.for_continuation()
         ids_bytes = response.memory_bytes if isinstance(response, TrackedStream) else 0
-        self.client_request.release(text=self.text is None, others_bytes=ids_bytes)
+        self.client_request.release(text=self.text is None, retained_bytes=ids_bytes)
 
     async def _handle(self, problem: Exception) -> bytes:
         """Go on after a failed, interrupted or rejected attempt; return bytes for the client."""
         response = self.response
         if isinstance(problem, QueueFullError):
-            await self._requeue(problem)
+            await self._on_queue_full(problem)
         elif isinstance(problem, UpstreamError):
             return await self._fail_over(problem)
         elif isinstance(problem, EngineRejectedError):
@@ -411,7 +411,7 @@ class RelayedRequest:
         return b""
 
     async def _resume(self, cause: str, *, avoid: bool = False) -> None:
-        """Return to the queue with the tokens whose text is out, to avoid the last worker or not."""
+        """Return to the queue with the tokens whose text is out; ``avoid``: prefer other workers to the last one."""
         self._close_attempt()
         response = self.response
         if response is not None and response.unrecoverable:
@@ -424,16 +424,16 @@ class RelayedRequest:
             self.response = None
             self.text = self.text and GeneratedText()
         last = self.ticket.current_worker if self._worker is None else self._worker.name
-        await self.ticket.resume(cause, avoid=last if avoid else "", generated=num_tokens)
+        await self.ticket.requeue(cause, avoid=last if avoid else "", generated=num_tokens)
 
-    async def _requeue(self, error: QueueFullError) -> None:
+    async def _on_queue_full(self, error: QueueFullError) -> None:
         self._close_attempt()
         now_s, config = asyncio.get_running_loop().time(), self._config
         self._full_since_s = self._full_since_s or now_s
         if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
             after_s = error.retry_after_s or 1.0
             raise NotServedError(Refusal(503, "overloaded", "The engines are full.", after_s))
-        await self.ticket.requeue(error.retry_after_s or 0.0)
+        await self.ticket.on_queue_full(error.retry_after_s or 0.0)
 
     def _on_interrupt(self, cause: str) -> None:
         """Give the worker's slot back at once if nothing is lost by it, else at a later chunk."""
@@ -450,7 +450,7 @@ class RelayedRequest:
             self._attempt = None
 
     def _finish(self, out: bytes) -> bytes:
-        self.end(Outcome.FINISHED, self.response.cause if self.response is not None else "")
+        self.end(Outcome.FINISHED, self.response.finish_reason if self.response is not None else "")
         return out
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
@@ -465,7 +465,7 @@ class RelayedRequest:
 
 
 def _preemptible(response: Response | None) -> TrackedStream | None:
-    """Return the response if a preemption now loses nothing that the client has."""
+    """Return the response if it is a stream that another engine can continue."""
     if isinstance(response, TrackedStream) and response.trackable and not response.unrecoverable:
         return response
     return None
@@ -487,15 +487,17 @@ class Relay:
         self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
         self.track_text = getattr(length_predictor, "reads_output", None) is not None
         self._ids = itertools.count(1)
-        self._resumes, self._polled_s = False, float("-inf")
+        self._can_resume, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise NotServedError if not admitted or expired."""
         self.budget.deposit(failures.caller_of(client_request.client))
         order, max_tokens = self.config.order, client_request.max_tokens
-        resumes, preempts = self._any_resumes(), order.mode in PREEMPTIVE_MODES
-        plan = engine_request.resume_plan(client_request, resumes, window_tokens=order.window_tokens, preempts=preempts)
+        can_resume, preempts = self._any_can_resume(), order.mode in PREEMPTIVE_MODES
+        plan = engine_request.resume_plan(
+            client_request, can_resume, window_tokens=order.window_tokens, preempts=preempts
+        )
         request = Request(
             id=next(self._ids),
             arrival_s=client_request.arrival_s,
@@ -526,14 +528,14 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _any_resumes(self) -> bool:
+    def _any_can_resume(self) -> bool:
         """Return whether any engine returns token ids; looked up at most once a second once one does."""
         now_s = self._driver.clock()
         if now_s - self._polled_s > _POLL_INTERVAL_S:
             all_capabilities = [worker.capabilities for worker in self.fleet.workers()]
-            self._resumes = any(one.ids_each and one.token_ids for one in all_capabilities)
-            self._polled_s = now_s if self._resumes else float("-inf")
-        return self._resumes
+            self._can_resume = any(one.ids_each and one.token_ids for one in all_capabilities)
+            self._polled_s = now_s if self._can_resume else float("-inf")
+        return self._can_resume
 
     async def repredict(self, relayed: RelayedRequest) -> None:
         """Apply a new prediction of a request whose output has passed a window of tokens."""

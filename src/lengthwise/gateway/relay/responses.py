@@ -21,11 +21,11 @@ _EXCERPT = 300
 class Response:
     """State of a response; ``complete``: the engine has sent all; ``finished``: its end went on to the client."""
 
-    trackable = False  # whether another engine can still continue it without a gap or a repeat
+    trackable = False  # whether the ids of all its tokens are known; once False, it stays so
 
     def __init__(self) -> None:
         self.count = 0  # output tokens so far
-        self.cause = ""
+        self.finish_reason = ""
         self.complete = self.finished = False
         self.error: UpstreamError | None = None  # error that the engine reported inside the stream, or that ended it
         self._preamble: list[bytes] = []  # events before the first output
@@ -38,7 +38,7 @@ class Response:
 
     @property
     def can_resume(self) -> bool:
-        """Whether another engine can continue after the tokens whose text is out."""
+        """Whether a further attempt continues after the tokens whose text is out, instead of starting again."""
         return False
 
     @property
@@ -59,7 +59,7 @@ class Response:
         return None
 
     def _pass(self, events: bytes, *, has_output: bool) -> bytes:
-        """Return the bytes that may go to the client now, without events (a role) before the first output."""
+        """Return the bytes that may go to the client now; events before the first output (a role) are held back."""
         is_comment = not (self._released or has_output or self._preamble or sse.DATA_LINE.search(events))
         if self._released or is_comment:
             return events
@@ -118,23 +118,23 @@ class Passthrough(Response):
     def completion(self) -> bytes | None:
         return sse.DONE if self.complete and self.error is None else None
 
-    def _scan(self, events: bytes, scanned: bytes) -> bytes:
-        valid, malformed = (scanned, "") if self.finished else sse.before_malformed(scanned)
+    def _scan(self, events: bytes, terminated: bytes) -> bytes:
+        valid, malformed = (terminated, "") if self.finished else sse.before_malformed(terminated)
         if malformed:
-            events = scanned = valid
-        num_texts = len(sse.TEXT.findall(scanned))
+            events = terminated = valid
+        num_texts = len(sse.TEXT.findall(terminated))
         self.count += num_texts
-        has_usage = b'"completion_tokens"' in scanned
-        if has_usage and (counts := sse.USAGE.findall(scanned)):
+        has_usage = b'"completion_tokens"' in terminated
+        if has_usage and (counts := sse.USAGE.findall(terminated)):
             self.count = int(counts[-1])
-        causes = sse.FINISH.findall(scanned)
+        causes = sse.FINISH.findall(terminated)
         if causes:
             self._choices_left -= len(causes)
-            self.cause = causes[-1].decode()
-        self.finished = self.finished or sse.is_done(scanned)
+            self.finish_reason = causes[-1].decode()
+        self.finished = self.finished or sse.is_done(terminated)
         self.complete = self.finished or self._choices_left <= 0
-        if b"error" in scanned and sse.ERROR.search(scanned):
-            self.error = UpstreamError(IN_STREAM_ERROR, scanned[:_EXCERPT].decode("utf-8", "replace"))
+        if b"error" in terminated and sse.ERROR.search(terminated):
+            self.error = UpstreamError(IN_STREAM_ERROR, terminated[:_EXCERPT].decode("utf-8", "replace"))
             if not self.sent:
                 return b""
             self.error_forwarded = True
@@ -169,7 +169,7 @@ class BufferedResponse(Response):
         usage = sse.find_from(sse.USAGE, b'"usage"', body)
         self.count = int(usage[1]) if usage else 1
         cause = sse.find_from(sse.FINISH, b'"finish_reason"', body)
-        self.cause = cause[1].decode() if cause else ""
+        self.finish_reason = cause[1].decode() if cause else ""
         self.complete = self.finished = True
         return body
 
@@ -183,8 +183,8 @@ class TrackedStream(Response):
     In the first attempt bytes pass, less the token ids if the client did not request them. Later attempts continue by
     ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones. Tokens can be ahead
     of text, as engines hold back half a character: each attempt starts after the last token whose text has been
-    sent (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``: the tokens of the
-    last chunk with text, whose text may be incomplete; 0 if it had one token.
+    sent (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``: size of
+    the last chunk with text if it had several tokens, as the text of its last ones may be missing; else 0.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
@@ -217,7 +217,7 @@ class TrackedStream(Response):
         """Approximate bytes of the prompt retained to continue it."""
         return len(self.prompt_ids) + len(self._first_event)
 
-    def preempt_now(self, num_chunks: int) -> bool | None:
+    def should_preempt(self, num_chunks: int) -> bool | None:
         """Return whether to make a preemption that has waited for ``num_chunks`` chunks; None to drop it."""
         if self.all_flushed or num_chunks <= PREEMPTION_WAIT_CHUNKS:
             return self.all_flushed
@@ -263,7 +263,7 @@ class TrackedStream(Response):
 
     def end_at_limit(self) -> bytes:
         """Return the end of an output that has reached its limit although no engine reported its end."""
-        self.complete, self.cause = True, "length"
+        self.complete, self.finish_reason = True, "length"
         chunk = self._with_client_ids(self._chunk("", "length", None, []), [], flushed=True)
         return self._pass(chunk, has_output=True) + self._close()
 
@@ -335,7 +335,7 @@ class TrackedStream(Response):
         ids, cause = sse.TOKEN_IDS.search(event), sse.FINISH.search(event)
         tokens = sse.count_ids(ids[1]) if ids is not None else 0
         has_text = sse.CONTENT.search(event) is not None
-        is_parsed = sse.PARSED.search(event) is not None
+        by_parser = sse.BY_PARSER.search(event) is not None
         is_one_object = tokens > 0 and event.endswith(sse.OBJECT_ENDS) and event.rfind(b'data: {"') <= 0
         shown = event if self._options.ids else sse.without_ids(event)
         if b"error" in event and sse.ERROR.search(event):
@@ -356,9 +356,9 @@ class TrackedStream(Response):
             self._first_event = sse.without_ids(shown)
         if not self.prompt_ids and (prompt := sse.PROMPT_IDS.search(event)) is not None:
             self.prompt_ids = prompt[1]
-        if is_parsed or (has_text and not self.prompt_ids):
+        if by_parser or (has_text and not self.prompt_ids):
             self.trackable = False
-        has_text |= is_parsed
+        has_text |= by_parser
         if ids is None:
             # With usage in each chunk, the total is the one in a chunk without choices.
             is_total = self.complete and (not self._options.usage_each or sse.NO_CHOICES.search(event) is not None)
@@ -368,7 +368,7 @@ class TrackedStream(Response):
                 return self._close()
         shown = self._with_client_ids(shown, [ids[1]] if ids and tokens else [], flushed=has_text or cause is not None)
         out = self._pass(shown, has_output=has_text or self.complete)
-        if has_text and ids is not None and cause is None and not is_parsed and self.prompt_ids:
+        if has_text and ids is not None and cause is None and not by_parser and self.prompt_ids:
             self.template.learn(event, sse.CONTENT, ids=True)
         return out
 
@@ -415,7 +415,7 @@ class TrackedStream(Response):
         if cause == "abort":
             self.error = UpstreamError("aborted", "the engine gave the request up")
         else:
-            self.complete, self.cause = True, cause
+            self.complete, self.finish_reason = True, cause
 
     def _all_ids(self) -> list[int]:
         return [int(token_id) for ids in self._ids for token_id in ids.split(b",")]

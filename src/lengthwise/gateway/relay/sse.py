@@ -82,7 +82,7 @@ def parse_object(data: str) -> dict[str, Any]:
 TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')
 """A non-empty text of any kind."""
 CONTENT = re.compile(rb'"(?:content|text)":\s?"(?!")')
-PARSED = re.compile(rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])')
+BY_PARSER = re.compile(rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])')
 """Output that only the engine's own parser derives from tokens."""
 TOKEN_IDS = re.compile(rb'"token_ids":\s?\[([\d,\s]*)\]')
 PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s?\[([\d,\s]+)\]')
@@ -129,7 +129,7 @@ _OBJECTS = msgspec.json.Decoder(msgspec.defstruct("AnyObject", []))  # skips fie
 
 
 def before_malformed(events: bytes) -> tuple[bytes, str]:
-    """Return the events before the first that is no JSON object, end or comment, and that one's data ("" none)."""
+    """Return the events before the first malformed one (no JSON object, [DONE] or comment), and its data; "": none."""
     parts = split_events(events)
     for at, event in enumerate(parts):
         if event.startswith(b"data: {") and _is_object(event[6:]):  # nearly every event: decoded without a copy as text

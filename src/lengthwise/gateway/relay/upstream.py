@@ -47,7 +47,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._error: BrokenConnectionError | None = None
         self._chunks: list[bytes] = []
         self.on_body = self._chunks.append
-        self.idle_since_s, self.reused = 0.0, -1
+        self.idle_since_s, self._num_requests = 0.0, 0
         self._reset()
 
     def _reset(self) -> None:
@@ -71,8 +71,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, head: bytes, body: bytes) -> None:
         """Write a request."""
-        self.reused += 1
-        if self.reused:
+        self._num_requests += 1
+        if self._num_requests > 1:
             self._reset()
         if self._transport is None or self._error is not None:
             raise self._error or BrokenConnectionError("the connection is closed", response_started=False)
@@ -131,7 +131,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._error is not None or self.complete or self.reused < 0:
+        if self._error is not None or self.complete or not self._num_requests:
             self.abort("the engine sent data without a request")
             return
         if self._in_head:
@@ -326,7 +326,7 @@ class Attempt:
             except BrokenConnectionError as error:
                 if idle is None or error.response_started or self._interrupt_cause:
                     reason = MALFORMED if error.malformed else "closed early"
-                    raise self._interruption("no answer") or UpstreamError(reason, str(error)) from None
+                    raise self._interruption_error("no answer") or UpstreamError(reason, str(error)) from None
                 # The server closed an idle connection while it was being reused: the request never arrived.
                 pool.release(idle)
                 idle = None
@@ -340,7 +340,7 @@ class Attempt:
                 return await pool.connect()
         except TimeoutError:
             silence = UpstreamError("no connection", f"within {self._resilience.connect_s:g} s")
-            raise self._interruption("no answer") or silence from None
+            raise self._interruption_error("no answer") or silence from None
         except OSError as error:
             # Without free file descriptors the gateway, not the engine, is at fault.
             engine_fault = error.errno not in (errno.EMFILE, errno.ENFILE)
@@ -369,7 +369,7 @@ class Attempt:
                 closed = UpstreamError("closed early", str(error))
             finally:
                 self._reading = False
-        if (failure := self._interruption() or closed) is not None:
+        if (failure := self._interruption_error() or closed) is not None:
             raise failure
         self._since_s, self._limit_s = self._loop.time(), self._resilience.stall_s
         return data
@@ -423,7 +423,7 @@ class Attempt:
         self._timer = None
         self.interrupt(STALLED if self._reading else SLOW_READER)
 
-    def _interruption(self, stall_reason: str = STALLED) -> Exception | None:
+    def _interruption_error(self, stall_reason: str = STALLED) -> Exception | None:
         if self._interrupt_cause == STALLED:
             return UpstreamError(stall_reason, f"no data for {self._limit_s:g} s")
         return AttemptInterruptedError(self._interrupt_cause) if self._interrupt_cause else None

@@ -270,7 +270,7 @@ def loads_of(run: Run, before: Simulation, after: Simulation) -> list[Load]:
     return found
 
 
-KEEP_STEPS = 5_000_000
+MAX_LOG_STEPS = 5_000_000
 
 
 def calibrate(
@@ -371,7 +371,7 @@ def _result(
                 prior.neutral, bool(solution.determined[k]), float(solution.effect[k]), (low, high),
             )
         )  # fmt: skip
-    new = {id(run): problem.simulate(run, values, keep_steps=KEEP_STEPS) for run in split.runs}
+    new = {id(run): problem.simulate(run, values, max_log_steps=MAX_LOG_STEPS) for run in split.runs}
     old = {id(run): problem.simulate(run, {}) for run in split.validation}
     before, after = ([seconds_of(side[id(run)].requests) for run in split.validation] for side in (old, new))
     spread, ttft_spread = log_sd(split.validation, after), log_sd(split.validation, after, ("ttft",))

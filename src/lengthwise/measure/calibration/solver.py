@@ -65,11 +65,11 @@ class Problem:
         """Return the parameters' values ``z`` prior standard deviations from their centers."""
         return {prior.name: prior.value(float(at)) for prior, at in zip(self.priors, z, strict=True)}
 
-    def simulate(self, run: Run, values: Mapping[str, float], *, keep_steps: int = 0) -> Records:
+    def simulate(self, run: Run, values: Mapping[str, float], *, max_log_steps: int = 0) -> Records:
         """Simulate a run's requests with the tables of these values."""
         self.simulations += 1
         candidate = replace(self._deployment, cost=apply(self._deployment.cost, values))
-        return engine.simulate(run.workload, candidate, seed=self._seed, keep_steps=keep_steps)
+        return engine.simulate(run.workload, candidate, seed=self._seed, max_log_steps=max_log_steps)
 
     def residuals(self, z: Floats) -> Floats:
         """Return [m] log(simulated / measured): by run and metric groups and quantiles, then steps."""
