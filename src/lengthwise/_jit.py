@@ -18,12 +18,9 @@ from typing import Any
 import numba
 import platformdirs
 from numba import types
-from numba.core import errors
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
 Function = Callable[..., Any]
-
-CannotCompile = errors.NumbaError
 
 f8, i8 = types.float64, types.int64
 f8_1d, i8_1d, i8_2d = types.float64[::1], types.int64[::1], types.int64[:, ::1]
@@ -31,15 +28,9 @@ triple_of_ints = types.UniTuple(types.int64, 3)
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "python", "_nrt": False}
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _COMPILED = (
-    "_jit.py",
-    "schema/cost_tables.py",
-    "schema/records.py",
-    "cost/_lookup.py",
-    "policy/*.py",
-    "engine/*.py",
-    "theory/batch_kernel.py",
-    "schedule/_kernel.py",
-)
+    "_jit.py", "schema/cost_tables.py", "schema/records.py", "cost/_lookup.py", "policy/*.py", "engine/*.py",
+    "theory/batch_kernel.py", "schedule/_kernel.py",
+)  # fmt: skip
 DISABLED = bool(numba.config.DISABLE_JIT)
 
 
@@ -111,7 +102,7 @@ def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
     """Compile a function for one signature, or load it from the disk cache if ``cached``.
 
     Raises:
-        CannotCompile: The function cannot be compiled.
+        numba.core.errors.NumbaError: The function cannot be compiled.
     """
     dispatcher = numba.njit(**_OPTIONS)(function)
     if DISABLED:

@@ -76,7 +76,7 @@ def test_what_a_method_costs_is_known_about_before_it_is_run(name):
     (world,) = stages_of(tasks, draws[:1], space)
     before_s = expected_cost_s(world, name)
     found, _ = looked([300, 200, 400], method=name, additional=())
-    assert 0.4 < before_s / found[name].cost_s < 2.5
+    assert 0.4 < before_s / found[name].cost_s < 3.0
 
 
 def test_the_search_ends_where_it_would_cost_more_than_its_share_of_what_is_planned():
@@ -250,3 +250,17 @@ def test_planning_that_outlasts_the_first_stage_holds_the_run_up():
     (first,) = reported
     assert first.planned[:1] == complete.planned[:1]
     assert own.lead_s == own.search_s - complete.stages[0].end_s > first.search_s
+
+
+@pytest.mark.parametrize("seed", [4, 10, 44, 53, 59])
+def test_one_gpu_more_gives_no_slower_plan(seed):
+    """Local improvement alone ended in a worse optimum on these: up to 15 % later with eight GPUs than with seven."""
+    rng = np.random.default_rng(seed)
+    counts = [int(n) for n in rng.integers(20, 1500, int(rng.integers(1, 6)))]
+    tasks, first = ensemble(counts, rng)
+    options = PlanOptions(additional=(), clock=lambda: 0.0)
+    ends = [
+        plan(tasks, [first], served(len(counts)), cluster_of(gpus), options=options).makespan.value
+        for gpus in range(1, 9)
+    ]
+    assert all(later <= before * 1.001 for before, later in itertools.pairwise(ends)), ends

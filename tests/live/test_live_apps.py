@@ -25,6 +25,8 @@ def commands(tmp_path_factory, engine_python):
     """A file of what starts an engine of each model: two sizes, on a thread each."""
     import _vllm
 
+    from lengthwise.gateway.demo.engines import ONE_PROCESS
+
     folder = tmp_path_factory.mktemp("models")
     written = {}
     for name, size in (("writer", "tiny"), ("critic", "small")):
@@ -32,6 +34,7 @@ def commands(tmp_path_factory, engine_python):
         words = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", "{port}"]
         words += ["--served-model-name", "m", "--host", "{host}", "--dtype", "float32", "--enforce-eager"]
         words += ["--max-model-len", "1024", "--max-num-seqs", "4", "--generation-config", "vllm"]
+        words += ["--distributed-executor-backend", ONE_PROCESS]
         written[name] = " ".join(words)
     (folder / "commands.json").write_text(json.dumps(written))
     return folder / "commands.json"

@@ -14,18 +14,15 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 def started(tmp_path_factory, engine_python):
     """Starts the engine, as often as one likes, on one port."""
     import _vllm
+    from plugin_engines import vllm
 
-    from lengthwise.backend.process import free_port, local_engine
+    from lengthwise.backend.process import free_port
 
     folder = tmp_path_factory.mktemp("fleet")
     model = _vllm.make_model(folder / "tiny", "tiny")
     port = free_port()
-    command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", "2"]
-    command += ["--scheduling-policy", "priority"]
-    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
-    return lambda: local_engine(command, port=port, env=env, log_path=folder / "log")
+    words = ("--max-num-seqs", "2", "--scheduling-policy", "priority")
+    return lambda: vllm(engine_python, model, folder / "log", *words, port=port)
 
 
 def test_a_real_vllm_is_recognized_watched_and_seen_to_restart(started):

@@ -20,21 +20,22 @@ MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]
 @pytest.fixture(scope="module")
 def url(tmp_path_factory, engine_python):
     import _vllm
-
-    from lengthwise.backend.process import free_port, local_engine
-    from lengthwise.gateway.demo.engines import ONE_PROCESS
+    from plugin_engines import vllm
 
     folder = tmp_path_factory.mktemp("gateway")
     model = _vllm.make_model(folder / "tiny", "tiny")
     (folder / "chat.jinja").write_text(TEMPLATE)
-    port = free_port()
-    command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", str(SLOTS)]
-    command += ["--max-num-queued-reqs", str(QUEUE), "--chat-template", str(folder / "chat.jinja")]
-    command += ["--distributed-executor-backend", ONE_PROCESS]
-    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
-    with local_engine(command, port=port, env=env, log_path=folder / "log", ready_s=600.0) as engine:
+    with vllm(
+        engine_python,
+        model,
+        folder / "log",
+        "--max-num-seqs",
+        str(SLOTS),
+        "--max-num-queued-reqs",
+        str(QUEUE),
+        "--chat-template",
+        str(folder / "chat.jinja"),
+    ) as engine:
         yield engine.url
 
 

@@ -23,19 +23,11 @@ SLOTS, PREFILL_BATCH, DECODE_STEPS = 24, 3, 8
 @pytest.fixture(scope="module")
 def url(tmp_path_factory, engine_python):
     import _vllm
-
-    from lengthwise.backend.process import free_port, local_engine
-    from lengthwise.gateway.demo.engines import ONE_PROCESS
+    from plugin_engines import vllm
 
     folder = tmp_path_factory.mktemp("phases")
     model = _vllm.make_model(folder / "tiny", "tiny")
-    port = free_port()
-    command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", str(SLOTS)]
-    command += ["--distributed-executor-backend", ONE_PROCESS]
-    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
-    with local_engine(command, port=port, env=env, log_path=folder / "log", ready_s=600.0) as engine:
+    with vllm(engine_python, model, folder / "log", "--max-num-seqs", str(SLOTS)) as engine:
         yield engine.url
 
 

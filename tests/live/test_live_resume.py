@@ -20,19 +20,22 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory, engine_python):
     import _vllm
-
-    from lengthwise.backend.process import free_port, local_engine
+    from plugin_engines import vllm
 
     folder = tmp_path_factory.mktemp("resume")
     model = _vllm.make_model(folder / "tiny", "tiny")
     (folder / "chat.jinja").write_text(TEMPLATE)
-    port = free_port()
-    command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--enforce-eager", "--max-num-seqs", "4"]
-    command += ["--generation-config", "vllm", "--chat-template", str(folder / "chat.jinja")]
-    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
-    with local_engine(command, port=port, env=env, log_path=folder / "log") as engine:
+    with vllm(
+        engine_python,
+        model,
+        folder / "log",
+        "--max-num-seqs",
+        "4",
+        "--generation-config",
+        "vllm",
+        "--chat-template",
+        str(folder / "chat.jinja"),
+    ) as engine:
         yield engine.url
 
 

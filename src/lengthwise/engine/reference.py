@@ -17,21 +17,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine._reference_state import Admission, LastPreemption, Queue, Replica, Request, Step, Transfer, Wait
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Function, Setup, error_of
-from lengthwise.policy import (
-    ADMIT_AFTER_PREEMPTION,
-    CHUNKED,
-    DECODES_REST,
-    DECODES_WAIT,
-    FORM_ONCE,
-    NEW_PHASE,
-    ONE_BATCH,
-    ONE_BY_ONE,
-    PADDED,
-    RESERVE_BLOCK,
-    RESTART_AS_DECODE,
-    SERVICE_OUTPUT_WEIGHT,
-    UNIFORM_SHARES,
-)
+from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
 
@@ -321,7 +307,7 @@ class Reference:
             tenant = self.s.tenant(q.index)
             if q.admission.number >= 0:  # Charge the actual output instead of the predicted one.
                 more = self._output_tokens(q) - float(self.s.columns.predicted[q.index])
-                self.service[tenant] += SERVICE_OUTPUT_WEIGHT * more
+                self.service[tenant] += contracts.SERVICE_OUTPUT_WEIGHT * more
             else:
                 self._leave_backlog(tenant)
         self._send_next(q.index, status, now)
@@ -400,7 +386,7 @@ class Reference:
             self._start_transfers(rep, now)
         while len(rep.flights) < rep.s.params.max_in_flight:
             step = self._form(rep, now)
-            if not step.seqs and step.short_of_blocks and not step.flags & FORM_ONCE:
+            if not step.seqs and step.short_of_blocks and not step.flags & contracts.FORM_ONCE:
                 swap_s = step.swap_s
                 step = self._form(rep, now)
                 step.swap_s += swap_s
@@ -415,20 +401,20 @@ class Reference:
             return step
         admit, tokens, flags = self._plan(rep, step)
         step.flags = flags
-        if flags & NEW_PHASE:
+        if flags & contracts.NEW_PHASE:
             rep.phase_steps = rep.phase_rounds = 0
         if admit > 0:
             rep.steps_since_admit = rep.ended_since_admit = 0
             self._preempt_for_waiting(rep, step)
-        if not flags & DECODES_WAIT:
+        if not flags & contracts.DECODES_WAIT:
             self._take_decodes(rep, step, flags)
         prompt_budget = max(0, tokens - len(step.decodes))
         self._continue_prompts(rep, step, prompt_budget)
-        if not step.short_of_blocks or flags & ADMIT_AFTER_PREEMPTION:
+        if not step.short_of_blocks or flags & contracts.ADMIT_AFTER_PREEMPTION:
             self._admit(rep, step, admit, prompt_budget, flags)
         if not step.seqs:
             self._take_decodes(rep, step, flags)
-        if step.prompts and not step.decodes and flags & DECODES_REST:
+        if step.prompts and not step.decodes and flags & contracts.DECODES_REST:
             step.paused = [q for q in rep.idle if q.decoding]
             rep.idle = [q for q in rep.idle if not q.decoding]
         return step
@@ -451,7 +437,7 @@ class Reference:
         requests could preempt each other forever.
         """
         params = rep.s.params
-        may_free_seqs = params.preempts or step.flags & ADMIT_AFTER_PREEMPTION
+        may_free_seqs = params.preempts or step.flags & contracts.ADMIT_AFTER_PREEMPTION
         if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else nothing could be admitted.
             self._update_ranks(rep.queue)
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
@@ -537,9 +523,9 @@ class Reference:
             self._request_preemption_check(queue)
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
-        reserve = 1 if flags & RESERVE_BLOCK else 0
-        strict, limit = bool(flags & FORM_ONCE), rep.s.params.max_step_seqs
-        if flags & UNIFORM_SHARES:
+        reserve = 1 if flags & contracts.RESERVE_BLOCK else 0
+        strict, limit = bool(flags & contracts.FORM_ONCE), rep.s.params.max_step_seqs
+        if flags & contracts.UNIFORM_SHARES:
             residents = len(rep.running) - len(rep.incoming) + step.seqs
             limit = min(limit, step.seqs + -(-residents // rep.s.params.max_in_flight))
         for q in sorted((q for q in rep.idle if q.decoding), key=self._victim_order):
@@ -598,7 +584,7 @@ class Reference:
             q.swapped = True
             step.swap_s += q.blocks * params.swap_s_per_block
         else:
-            if not q.decoding and step.flags & RESTART_AS_DECODE:
+            if not q.decoding and step.flags & contracts.RESTART_AS_DECODE:
                 total = q.prompt + q.output
                 q.prompt = q.prefilled - q.generated
                 q.output = total - q.prompt
@@ -621,13 +607,15 @@ class Reference:
         ):
             q = rep.queue.first
             # A request whose blocks wait on another replica enters by a transfer, not with a step.
-            if (q.transfer and q.transfer.blocks) or (admitted > 0 and q.wait.batch != batch and flags & ONE_BATCH):
+            if (q.transfer and q.transfer.blocks) or (
+                admitted > 0 and q.wait.batch != batch and flags & contracts.ONE_BATCH
+            ):
                 return
             cached = self._cached_tokens(rep, q, flags)
             chunk = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
             if chunk <= 0:
                 return
-            if flags & ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
+            if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
                 return
             blocks = self._blocks_to_admit(rep, step, q, cached + chunk)
             if blocks < 0:
@@ -638,7 +626,9 @@ class Reference:
             q.prefilled = cached or q.prefilled
             if is_first and params.tracks_service:
                 tenant = self.s.tenant(q.index)
-                self.service[tenant] += q.prompt + SERVICE_OUTPUT_WEIGHT * float(self.s.columns.predicted[q.index])
+                self.service[tenant] += q.prompt + contracts.SERVICE_OUTPUT_WEIGHT * float(
+                    self.s.columns.predicted[q.index]
+                )
                 self._leave_backlog(tenant)
                 self._update_ranks(rep.queue)
             admitted, batch = admitted + 1, q.wait.batch
@@ -672,7 +662,7 @@ class Reference:
         Blocks are reused in the order in which they were freed, those of a request's end before those of its start.
         """
         left = q.last_preemption
-        if left.replica != rep.number or not left.cached_blocks or q.swapped or not flags & CHUNKED:
+        if left.replica != rep.number or not left.cached_blocks or q.swapped or not flags & contracts.CHUNKED:
             return 0
         reused = max(0, rep.freed_blocks - rep.free - left.freed_before_cached)
         return max(0, left.cached_blocks - reused) * rep.s.params.block_size
@@ -680,11 +670,11 @@ class Reference:
     def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
         """Return the tokens of the prompt, beyond the cached ones, that fit in the step; 0: it must wait."""
         left = prompt_budget - step.prompt_tokens
-        if flags & CHUNKED:
+        if flags & contracts.CHUNKED:
             return min(q.context - cached, left)
         if not step.prompts and q.last_preemption.number > 0:
             return q.context
-        if flags & PADDED:
+        if flags & contracts.PADDED:
             longest = max([q.context, *(chunk for _, chunk in step.prompts)])
             return q.context if (len(step.prompts) + 1) * longest <= prompt_budget else 0
         return q.context if q.context <= left else 0

@@ -11,24 +11,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.predict import lexical_model
 from lengthwise.predict.contract import Ints, Prompts, Samples, read_rows
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
 from lengthwise.predict.features import NAMES, PROGRESS, prompt_features
-from lengthwise.predict.lexical_model import (
-    BANDS,
-    WINDOW_COLUMNS,
-    Axes,
-    Design,
-    FromPrompts,
-    HeldOut,
-    Location,
-    Vectors,
-    WindowModel,
-    fit_windows,
-    imputed,
-    range_read,
-    residual_quantiles,
-)
 from lengthwise.predict.regressors import Head, Trees, grow
 from lengthwise.predict.serialization import Arrays, State, array, fitted
 from lengthwise.schema.errors import InputError
@@ -123,17 +109,17 @@ class Lexical:
         weight = repeat_weights(prompt) * (1 / np.sqrt(np.bincount(model)[model])) * template_weights(words)[prompt]
         total = np.asarray(np.bincount(prompt, weight), float)
         y = np.log(samples.output_tokens.astype(float))
-        design = Design(features, words, self.seed, self._prompt_vectors(prompts))
+        design = lexical_model.Design(features, words, self.seed, self._prompt_vectors(prompts))
 
         def per_prompt(values: Floats) -> Floats:
             return np.asarray(np.bincount(prompt, weight * values) / total)
 
         location, offset = np.zeros(len(y)), _group_means(y, model, weight)
         for _ in range(_OFFSET_ROUNDS):
-            full = imputed(y, samples.censored, location + offset[model])
+            full = lexical_model.imputed(y, samples.censored, location + offset[model])
             offset = _shrunk_means(full - location, model, weight)
             location = design.cross_validated_ridge(per_prompt(full - offset[model]), total)[prompt]
-        full = imputed(y, samples.censored, location + offset[model])
+        full = lexical_model.imputed(y, samples.censored, location + offset[model])
         self.location_, held_out = design.fit(per_prompt(full - offset[model]), total)
         location = held_out[prompt]
         offset = _shrunk_means(full - location, model, weight)
@@ -145,9 +131,9 @@ class Lexical:
         mu = location + offset[model]
         scale, own = self._scale(features[prompt], mu), [words[i] for i in prompt]
         predicted = self._first(mu, scale, np.ones(len(mu), bool))
-        self.windows_, self.held_out_ = fit_windows(
+        self.windows_, self.held_out_ = lexical_model.fit_windows(
             samples,
-            FromPrompts(mu, scale, own, features[prompt], prompt, weight, predicted),
+            lexical_model.FromPrompts(mu, scale, own, features[prompt], prompt, weight, predicted),
             output_vectors=self._output_vectors,
             window_tokens=self.window_tokens,
             max_windows=self.max_windows,
@@ -164,7 +150,7 @@ class Lexical:
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
         """Return distributions of total lengths above ``tokens_so_far``; prompts without a text count as empty."""
-        location: Location = fitted(self, "location_")
+        location: lexical_model.Location = fitted(self, "location_")
         n = len(prompts)
         texts = prompts.text if prompts.text is not None else [""] * n
         features, words = prompt_features(texts)
@@ -189,7 +175,7 @@ class Lexical:
     @property
     def reads_output(self) -> tuple[int, int] | None:
         """Return the tokens so far, first and last, at which ``held_out_`` is in favour of reading the text."""
-        return range_read(self.held_out_)
+        return lexical_model.range_read(self.held_out_)
 
     def _first(self, mu: Floats, scale: Floats, is_known: npt.NDArray[np.bool_]) -> LengthDistribution:
         """Return the distributions before the first token."""
@@ -205,11 +191,11 @@ class Lexical:
         """Return whether outputs of this model were in the training data."""
         return model_key(name) in fitted(self, "offsets_")
 
-    def _prompt_vectors(self, texts: Sequence[str]) -> Vectors | None:  # noqa: ARG002 - for Encoder
+    def _prompt_vectors(self, texts: Sequence[str]) -> lexical_model.Vectors | None:  # noqa: ARG002 - for Encoder
         """Return [n, v] vectors of prompts; None without an encoder."""
         return None
 
-    def _output_vectors(self, texts: Sequence[str]) -> Vectors | None:  # noqa: ARG002 - for Encoder
+    def _output_vectors(self, texts: Sequence[str]) -> lexical_model.Vectors | None:  # noqa: ARG002 - for Encoder
         """Return [n, v] vectors of the latest words of outputs; None without an encoder."""
         return None
 
@@ -271,9 +257,9 @@ class Lexical:
         x = np.column_stack([features, mu])
         self.scale_ = grow(x[rows], log_size[rows], np.ones(len(rows)), trees=60, depth=3, seed=self.seed)
         scale = self._scale(features, mu)
-        known = residual_quantiles((y - mu) / scale, censored, np.ones(len(y)), LEVELS)
+        known = lexical_model.residual_quantiles((y - mu) / scale, censored, np.ones(len(y)), LEVELS)
         uniform = weight / np.bincount(model, weight)[model]  # every model counts the same
-        other = residual_quantiles((y - location - self.other_) / scale, censored, uniform, LEVELS)
+        other = lexical_model.residual_quantiles((y - location - self.other_) / scale, censored, uniform, LEVELS)
         offsets = _group_means(offset, model, weight)
         variance = float(np.mean((offsets - self.other_) ** 2))
         expected = (_PRIOR_MODELS * _PRIOR_MODEL_SD**2 + len(offsets) * variance) / (
@@ -285,7 +271,7 @@ class Lexical:
 
     def state(self) -> State:
         """Return the state to save; words without a weight are left out."""
-        location: Location = fitted(self, "location_")
+        location: lexical_model.Location = fitted(self, "location_")
         weights = {term: weight for term, weight in location.weights.items() if weight and location.share}
         meta = {
             "layout": [LAYOUT, len(NAMES), len(PROGRESS)],
@@ -350,11 +336,11 @@ class Lexical:
             network_share = float(array(arrays, "sense.share", 0))
         words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
         share = float(meta["share"])
-        self.location_ = Location(words, linear, middle, spread, share, trees, networks, network_share)
+        self.location_ = lexical_model.Location(words, linear, middle, spread, share, trees, networks, network_share)
         self.seen_ = array(arrays, "seen", 1).astype(np.uint32)
         self.scale_ = Trees.of_arrays(dict(arrays), "scale", n + 1)
         self.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
-        self.held_out_ = tuple(HeldOut(**band) for band in meta["held_out"])
+        self.held_out_ = tuple(lexical_model.HeldOut(**band) for band in meta["held_out"])
         self.windows_ = _restored_windows(arrays) if self.reads_output is not None else None
         self.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
         self.templates_ = {str(end): int(number) for end, number in meta["templates"].items()}
@@ -362,16 +348,16 @@ class Lexical:
         self.other_, self.max_tokens_ = float(meta["other"]), float(meta["max_tokens"])
 
 
-def _restored_windows(arrays: Mapping[str, npt.NDArray[Any]]) -> WindowModel:
-    axes, columns = None, WINDOW_COLUMNS
+def _restored_windows(arrays: Mapping[str, npt.NDArray[Any]]) -> lexical_model.WindowModel:
+    axes, columns = None, lexical_model.WINDOW_COLUMNS
     if "axes.turn" in arrays:
         turn = array(arrays, "axes.turn", 2)
-        axes = Axes(_shaped(arrays, "axes.middle", (len(turn),)), turn)
+        axes = lexical_model.Axes(_shaped(arrays, "axes.middle", (len(turn),)), turn)
         columns += turn.shape[1]
     middle, scale = (Trees.of_arrays(dict(arrays), f"windows.{name}", columns) for name in ("middle", "scale"))
-    z = _shaped(arrays, "windows.z", (len(BANDS) + 1, len(LEVELS)))
+    z = _shaped(arrays, "windows.z", (len(lexical_model.BANDS) + 1, len(LEVELS)))
     base_z = _shaped(arrays, "windows.base_z", (len(LEVELS),))
-    return WindowModel(middle, scale, z, base_z, axes)
+    return lexical_model.WindowModel(middle, scale, z, base_z, axes)
 
 
 def model_key(name: str) -> str:

@@ -78,11 +78,13 @@ class Simulated:
 
     def _placed(self, plans: Plans) -> tuple[Placement, tuple[Switch, ...], dict[int, Delay]]:
         before, running, seconds = self._placement, self._now.plans, self._space.seconds
-        asleep = self._asleep
-        placement = place(plans, before, self._space.cluster, seconds, running=running, in_sleep=asleep)
+        asleep, stay = self._asleep, before
+        if self._space.times.restarts_all:
+            stay = {p.model: before[p.model] for p in {*running} & {*plans}}
+        placement = place(plans, stay, self._space.cluster, seconds, running=running, in_sleep=asleep)
         if placement is None:
             raise InternalError(f"plans that fit must have a placement; {plans} have none")
-        made = switches(plans, placement, before, seconds, running=running, in_sleep=asleep)
+        made = switches(plans, placement, stay, seconds, running=running, in_sleep=asleep)
         made = self._after_stops(made, plans, placement)
         resident = {(m, r) for m, replicas in placement.items() for r in replicas}
         self._asleep = {key: tuple(r for r in slept if (key[0], r) not in resident) for key, slept in asleep.items()}

@@ -233,20 +233,23 @@ class Search:
         """
         effort, first, paid = self._options.effort, self._worlds[0], list(found.values())
         quick = Stages(Runs(first.load, self._space, fast=True, known=first.runs))
+        smaller = self._space.with_one_gpu_less()
+        fewer = None if smaller is None else Stages(Runs(first.load, smaller, fast=True, known=first.runs))
         scores, fits = self.scores, self._space.fits
         started_s = self._options.clock()
-        budget = SearchBudget((*self._worlds, quick), sum(one.cost_s for one in paid))
+        budget = SearchBudget((*self._worlds, quick, *([fewer] if fewer else ())), sum(one.cost_s for one in paid))
         scores |= {one.planned: one.planned_s for one in paid}
         self._add(one for one in self._options.known if all(fits(plans) for plans in one))
-        listed = [rolled_out(quick, choose) for choose in STEPS]
-        quick_s = {one: play(quick, one, spare_plans(self._space, one), places=False).end_s for one in listed}
-        self._add(sorted(quick_s, key=lambda one: (quick_s[one], one))[:_MAX_CANDIDATES])
+        self._add(_best_lists(quick))
         limit_s = effort.share * min(scores.values())
 
         def has_left() -> bool:
             return budget.allows(0.0, limit_s)
 
         self._add(beam(quick, effort, has_left)[:_MAX_CANDIDATES])
+        if fewer is not None and has_left():
+            # More GPUs have more local optima; without this search, one GPU more can give a slower plan.
+            self._add([bettered(fewer, _best_lists(fewer)[0], effort, has_left)])
         self._improve(quick, has_left)
         for name in METHODS:
             # Without dependencies between models, none of these was ever better than the beam.
@@ -278,6 +281,15 @@ class Search:
         for one in plans:
             if one not in self.scores:
                 self.scores[one] = self._score(one)
+
+
+def _best_lists(quick: Stages) -> list[Planned]:
+    """Return the best plans that the list schedulers build."""
+    quick_s = {
+        one: play(quick, one, spare_plans(quick.space, one), places=False).end_s
+        for one in (rolled_out(quick, choose) for choose in STEPS)
+    }
+    return sorted(quick_s, key=lambda one: (quick_s[one], one))[:_MAX_CANDIDATES]
 
 
 def plan(

@@ -24,14 +24,13 @@ HOWS = ("start", "wake", "stop", "sleep")
 class SwitchRates:
     """Assumed engine start time and bandwidths for weights, where no switch time was measured.
 
-    They reproduce the range that SamuLLM measured with vLLM on 8 x A100 (section 5.1: 11 s to 47 s for models of 6 B to
-    70 B parameters, 12.5 to 138 GB): one stream from disk for all GPUs of a replica, then PCIe 4 to each GPU in
-    parallel. They are fitted to the two ends of this range, not measured on any disk. Stopping or putting an engine to
-    sleep is assumed to take no time.
+    One stream from disk for all GPUs of a replica, then PCIe 4 to each GPU in parallel. The values are near SamuLLM's
+    vLLM on 8 x A100: 29 s for 13 B parameters (section 2: 30 to 35 s), 15 s for 6 B (section 5.1: from 11 s). Some of
+    its models take up to 47 s, for unknown reasons. Stopping or putting an engine to sleep takes no time.
     """
 
-    engine_start_s: float = 7.0
-    disk_bytes_per_s: float = 3.7e9
+    engine_start_s: float = 2.0
+    disk_bytes_per_s: float = 1e9
     pcie_bytes_per_s: float = 25e9
 
     def seconds(self, weight_bytes: float, gpus: int, how: str) -> float:
@@ -49,11 +48,13 @@ class SwitchTimes:
     """Times to switch replicas: measured seconds by (model, GPU, tp, pp, one of ``HOWS``), or else from rates.
 
     ``wakes``: engines sleep (and wake on the same GPUs) instead of stopping, where nothing was measured.
+    ``restarts_all``: a changed plan restarts all replicas of its model (SamuLLM, section 5.1), not only new ones.
     """
 
     measured: Mapping[tuple[str, str, int, int, str], float] = field(default_factory=dict)
     rates: SwitchRates = SwitchRates()
     wakes: bool = False
+    restarts_all: bool = False
 
     def seconds(self, name: str, weight_bytes: float, plan: ModelPlan, how: str) -> float:
         """Return the time until one replica of the plan is ready, or off its GPUs; ``how`` is one of ``HOWS``."""
@@ -157,6 +158,20 @@ class Space:
             weights = catalog.weight_bytes(self.specs[plan.model], served.limits.weight_dtype)
             self._seconds[key] = self.times.seconds(served.name, weights, plan, how)
         return self._seconds[key]
+
+    def with_one_gpu_less(self) -> Space | None:
+        """Return the space without the cluster's last GPU; None if a model does not fit there."""
+        *others, last = self.cluster.machines
+        machines = (*others, replace(last, gpus=last.gpus - 1)) if last.gpus > 1 else tuple(others)
+        smaller = Space(self.models, Cluster(machines), self.times)
+        try:
+            return smaller if machines and all(smaller.plans(m) for m in range(len(self.models))) else None
+        except DoesNotFitError:
+            return None
+
+    def stays(self, before: ModelPlan, plan: ModelPlan) -> bool:
+        """Return whether replicas of a model remain when its plan changes."""
+        return before == plan if self.times.restarts_all else before.shape == plan.shape
 
     def leave_s(self, plan: ModelPlan) -> float:
         """Return the time until an unneeded replica is off its GPUs: asleep if it can sleep, else stopped."""

@@ -394,7 +394,7 @@ class Stages:
     def pending_s(self, state: State, plan: ModelPlan) -> float:
         """Return the time until currently loading replicas of a plan's shape are ready; 0 if there are none."""
         live = state.live.get(plan.model)
-        if live is None or live.run.plan.shape != plan.shape:
+        if live is None or not self.space.stays(live.run.plan, plan):
             return 0.0
         return max(0.0, live.start_s - state.clock_s)
 
@@ -445,7 +445,7 @@ class Stages:
     def _retained(self, state: State, plan: ModelPlan) -> int:
         """Return the number of a plan's replicas that already run or load."""
         live = state.live.get(plan.model)
-        return min(live.run.plan.dp, plan.dp) if live is not None and live.run.plan.shape == plan.shape else 0
+        return min(live.run.plan.dp, plan.dp) if live is not None and self.space.stays(live.run.plan, plan) else 0
 
     def _lives(self, state: State, plans: Plans, delays: Mapping[int, Delay]) -> dict[int, Live]:
         """Return the runs of a stage, parents before children; in a cycle, iterate to the fixed point."""
