@@ -252,6 +252,7 @@ def test_planning_that_outlasts_the_first_stage_holds_the_run_up():
     assert own.lead_s == own.search_s - complete.stages[0].end_s > first.search_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 10, 44, 53, 59])
 def test_one_gpu_more_gives_no_slower_plan(seed):
     """Local improvement alone ended in a worse optimum on these: up to 15 % later with eight GPUs than with seven."""

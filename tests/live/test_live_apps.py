@@ -92,18 +92,18 @@ def test_all_tasks_are_answered_in_the_order_of_the_inputs(undisturbed):
     assert all(one["output_tokens"] == 160 and one["finish_reason"] == "length" for one in lines)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_a_run_that_was_stopped_half_way_ends_with_the_same_bytes(tmp_path, commands, undisturbed, number, code):
+def test_a_run_that_is_killed_and_interrupted_ends_with_the_same_bytes(tmp_path, commands, undisturbed):
     folder = tmp_path / "run"
-    process = started(folder, commands)
-    until_done(folder, 9, process)
-    process.send_signal(number)
-    process.communicate(timeout=120)
-    assert process.returncode == code
-    end = time.monotonic() + 60
-    while engines_of(commands) and time.monotonic() < end:
-        time.sleep(0.2)
-    assert not engines_of(commands), "engines outlive their coordinator"
+    for tasks, number, code in ((9, signal.SIGKILL, -9), (18, signal.SIGINT, 130)):
+        process = started(folder, commands)
+        until_done(folder, tasks, process)
+        process.send_signal(number)
+        process.communicate(timeout=120)
+        assert process.returncode == code
+        end = time.monotonic() + 60
+        while engines_of(commands) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert not engines_of(commands), "engines outlive their coordinator"
     last, reported = finished(started(folder, commands))
     assert last == 0
     assert reported["files"] == undisturbed[0]

@@ -80,8 +80,8 @@ def run(
 ) -> None:
     """Fit the cost model to a measured run.
 
-    Errors are reported on held-out requests; tables that only make these worse are not written. A server's counters
-    (bench --scrape) are used, too: the steps, tokens and seconds that a vLLM counted while it was busy are fitted to
+    Errors are reported on held-out requests; tables that only worsen them are not written. A server's counters
+    (bench --scrape) are used, too: the steps, tokens and seconds that vLLM counted while it was busy are fitted along
     with the requests; the numbers of running and waiting requests are checked against the simulation.
     """
     from lengthwise import config

@@ -36,7 +36,7 @@ GAP_SMALLEST_EXPONENT = kernel_layout.GAP_SMALLEST_EXPONENT
 
 @jit
 def launch(S, D, r, now_s):
-    """Put the step in ``work`` into flight; return when its last stage ends."""
+    """Launch the step in ``work``; return the time at which its last stage ends."""
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     flight = S.flights[w.flight]
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0

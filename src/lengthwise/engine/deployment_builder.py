@@ -41,13 +41,13 @@ def deploy(
         pp: Pipeline stages.
         replicas: Independent replicas behind a router.
         limits: Limits of the engine.
-        scheduler: Named scheduler, or a point on its axes.
+        scheduler: Name of a scheduler, or a ``Scheduler``.
         cost: "roofline", "profile:FILE.parquet" (measured operators; "profile:FILE.parquet#physics" names the
             estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (Vidur's random forest),
             "tables:FILE" (an npz), or tables.
         host: Host overhead of a step, and delay of a request in front of the engine: "vllm", "sglang" or "trtllm"
-            (``cost.ENGINE_HOSTS``), or seconds, instead of those of ``cost``; "default" keeps the latter. Tables from a
-            file that contain a host overhead (calibrated ones) accept no other.
+            (``cost.ENGINE_HOSTS``), or seconds, instead of those of ``cost``; "default" keeps those of ``cost``. Tables
+            from a file that contain a host overhead (calibrated ones) accept "default" only.
         memory_planner: "lengthwise" or "vidur".
         num_blocks: Usable KV blocks of a replica; None: as planned.
 

@@ -35,7 +35,7 @@ _REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12
 
 
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return reason, message and count of failures, most frequent first; messages that differ in numbers are one."""
+    """Return reason, message and count of failures, most frequent first; messages equal but for numbers are one."""
     count: Counter[tuple[str, str]] = Counter()
     shown: dict[tuple[str, str], str] = {}
     kinds: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 """File format of records: one Parquet file with a row per request, and everything else in its metadata.
 
-Columns are those of ``RequestRecords`` by their names; those of the ``Workload`` after "workload."; where token times
-are recorded "pieces.at_s" and "pieces.tokens", a list per request; "client_s" where the client's own times are. The
+Columns: those of ``RequestRecords``; those of the ``Workload``, prefixed with "workload."; if token times were
+recorded, "pieces.at_s" and "pieces.tokens" (a list per request); if the client's own times were, "client_s". The
 metadata's key "lengthwise.records" holds a JSON object::
 
     {"format": "lengthwise.records", "version": 1, "kind": "simulated" | "measured", "made_by": str,

@@ -1,4 +1,4 @@
-"""Bounds of the measurements behind the cost tables that a run exceeded."""
+"""Where a run exceeded the range of the measurements behind its cost tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features of prompts, and of texts so far, that predict output lengths: numbers that cost microseconds."""
+"""Features of prompts and of partial outputs that predict output lengths; each text costs microseconds."""
 
 from __future__ import annotations
 

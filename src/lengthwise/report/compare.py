@@ -76,7 +76,7 @@ def _method(comparison: Comparison) -> str:
 
 
 def exceeded_bounds(found: Comparison, bounds: dict[str, float]) -> list[str]:
-    """Return a sentence for each error that is significantly above its bound, or unknown.
+    """Return a sentence for each error that is unknown, or significantly above its bound.
 
     Raise UnknownNameError for a bound of a number that the comparison does not have.
     """

@@ -1,11 +1,11 @@
 """Sequential test of whether live lengths still follow the planned distributions; it may be checked at any time.
 
-Every request has two ranks, of its prompt and of its output, among the planned lengths, which are uniform while lengths
+The prompt and the output of every request each have a rank among the planned lengths; ranks are uniform while lengths
 do not change. ``Evidence`` bets against that, and an alarm is raised where the mean of both sides' evidence reaches
 ``1 / false_positive_rate``. By Ville's inequality an unchanged stream ever raises one with a probability of at most
 ``false_positive_rate``, for any distributions, any dependence of outputs on prompts, and any duration. Where the
-planned lengths were counted over requests, ranks are among these and all later ones, so that the test accounts for
-their sampling error. After an alarm the test restarts on the following requests, with a false-positive rate of its own.
+planned lengths are counts of requests, ranks are among these and all tested ones, so that the test accounts for their
+sampling error. After an alarm the test restarts on the following requests, with a false-positive rate of its own.
 """
 
 from __future__ import annotations

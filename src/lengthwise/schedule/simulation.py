@@ -1,9 +1,9 @@
-"""Saturated replicas, simulated by the engine with random lengths, and schedules as deployments of the engine.
+"""Simulations of saturated replicas with random lengths; schedules as deployments that the engine runs.
 
-All requests arrive at once. The first ones served are excluded until the mix of running requests is stationary, and so
-are the last ones, next to which the queue runs empty. Throughput is what is started in between, with an interval from
-ten consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules, read
-off a regression line through the latencies of the outputs nearest to the requested length.
+All requests arrive at once. The first ones served (until the mix of running requests is stationary) and the last ones
+(while the queue runs empty) are excluded. Throughput is the rate of starts in between, with an interval from ten
+consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules, read off a
+regression line through the latencies of the outputs nearest to the requested length.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MIN_SHARE, _PER_SEQ, _MIN_TURNS = 8, 32, 2
 class SimulationSpec:
     """What is measured of every configuration: latencies for outputs of ``output_tokens``, over about ``requests``.
 
-    ``level`` is the share of such outputs within the high latency, ``seed`` that of the lengths.
+    ``level`` is the share of such outputs within ``latency_high_s``; ``seed`` draws the lengths.
     """
 
     task: TaskLengths

@@ -1,4 +1,4 @@
-"""Measurement of operators that an interrupted run can continue."""
+"""Measurement of operators; an interrupted one can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follow a plan: which plans run now, whether the run is as planned, and the search for a better plan meanwhile."""
+"""Follow a run plan: which model plans run now, whether the run is as planned, and the search for a better one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Waiting requests, ordered by the simulator's rank under priority classes, fairness and a hard bound on waiting.
 
 Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; then priority classes; then the rank's
-key; then arrival; then id. With fairness an overdue request counts as of the best class in the queue, and within a
-class the tenant with the least service comes first, with its overdue requests first.
+key; then arrival; then id. With fairness an overdue request joins the best class in the queue; within a class the
+tenant with the least service comes first, and within a tenant its overdue requests.
 
 The bound: only overdue requests that arrived earlier precede an overdue request, ``DispatchPass`` gives no later
 request a worker that the overdue one could use, and overdue requests are never preempted. So a request waits at most

@@ -89,7 +89,7 @@ RULES = {name: (is_neutral, reason) for reason, checks in _CHECKS.items() for na
 
 
 def resume_conflict(fields: Fields) -> str | None:
-    """Return why a preemption and resume could change the response to these fields; None if they cannot."""
+    """Return why a resume could change the response to a request with these fields; None if it cannot."""
     for name, value in fields.items():
         if name in RULES:
             is_neutral, reason = RULES[name]
