@@ -310,7 +310,7 @@ class Slots(Doorkeeper):
             assert not self.enters(best, free + sum(q.blocks for q in worse), max_num_seqs + len(worse))
 
     def enters(self, q, free, max_num_seqs):
-        return max_num_seqs > 0 and self._blocks_to_enter(q, free, max_num_seqs) >= 0
+        return max_num_seqs > 0 and self._blocks_if_free(q, free, max_num_seqs) >= 0
 
 
 @HALF

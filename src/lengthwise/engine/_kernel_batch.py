@@ -118,7 +118,7 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
         S.tmp_waiting_key[tried] = key
         tried += 1
         k, room, slots = left, free, free_seqs
-        blocks = _blocks_to_enter(S, slot, room, slots, memory)
+        blocks = _blocks_if_free(S, slot, room, slots, memory)
         if blocks < 0 and not ranked:
             running = rank_residents(S, r, now_s, rank)
             ranked, sorted_from, left, k = True, running, running, running
@@ -131,7 +131,7 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
             k -= 1
             room += S.slots[S.tmp_slot[k]].blocks
             slots += 1
-            blocks = _blocks_to_enter(S, slot, room, slots, memory)
+            blocks = _blocks_if_free(S, slot, room, slots, memory)
         if blocks < 0:
             break
         left, free, free_seqs = k, room - blocks, slots - 1
@@ -160,7 +160,7 @@ def _worst_to_end(S, count):
 
 
 @jit
-def _blocks_to_enter(S, slot, free, free_seqs, memory):
+def _blocks_if_free(S, slot, free, free_seqs, memory):
     """Return the blocks that a waiting request needs at once; -1: all ``max_num_seqs`` run or memory is short."""
     if free_seqs < 1:
         return -1

@@ -205,9 +205,9 @@ def next_sent(S):
         return counters.next if counters.next < counters.released else -1
     while counters.next < counters.released and S.parents_left[counters.next] != 0:
         counters.next += 1
-    if counters.ready == 0:
+    if counters.sent_children == 0:
         return counters.next if counters.next < counters.released else -1
-    top = S.ready[0]
+    top = S.sent_children[0]
     if counters.next < counters.released and _sent_before(S, counters.next, top):
         return counters.next
     return top
@@ -220,17 +220,17 @@ def take_sent(S, i):
     if i == counters.next:
         counters.next += 1
         return
-    counters.ready -= 1
-    last, at = S.ready[counters.ready], 0
-    while 2 * at + 1 < counters.ready:
+    counters.sent_children -= 1
+    last, at = S.sent_children[counters.sent_children], 0
+    while 2 * at + 1 < counters.sent_children:
         down = 2 * at + 1
-        if down + 1 < counters.ready and _sent_before(S, S.ready[down + 1], S.ready[down]):
+        if down + 1 < counters.sent_children and _sent_before(S, S.sent_children[down + 1], S.sent_children[down]):
             down += 1
-        if not _sent_before(S, S.ready[down], last):
+        if not _sent_before(S, S.sent_children[down], last):
             break
-        S.ready[at] = S.ready[down]
+        S.sent_children[at] = S.sent_children[down]
         at = down
-    S.ready[at] = last
+    S.sent_children[at] = last
 
 
 @jit_cold
@@ -246,25 +246,25 @@ def release_children(S, i, status, now_s):
         if S.parents_left[child] == 0:
             S.parents_left[child] = -1
             S.arrival_s[child] = max(S.arrival_s[child], now_s)
-            at = counters.ready
-            counters.ready += 1
+            at = counters.sent_children
+            counters.sent_children += 1
             while at > 0:
                 up = (at - 1) // 2
-                if not _sent_before(S, child, S.ready[up]):
+                if not _sent_before(S, child, S.sent_children[up]):
                     break
-                S.ready[at] = S.ready[up]
+                S.sent_children[at] = S.sent_children[up]
                 at = up
-            S.ready[at] = child
+            S.sent_children[at] = child
 
 
 @jit
 def _reject_descendants(S, i, now_s):
-    """Reject all descendants; the free end of the heap ``ready`` serves as the stack of those to visit."""
-    end = len(S.ready)
+    """Reject all descendants; the free end of the heap ``sent_children`` serves as the stack of those to visit."""
+    end = len(S.sent_children)
     at = end - 1
-    S.ready[at] = i
+    S.sent_children[at] = i
     while at < end:
-        one = S.ready[at]
+        one = S.sent_children[at]
         at += 1
         for k in range(S.child_start[one], S.child_start[one + 1]):
             child = S.child[k]
@@ -274,7 +274,7 @@ def _reject_descendants(S, i, now_s):
             S.results[child].rejection = NOT_FINISHED
             S.arrival_s[child] = now_s
             at -= 1
-            S.ready[at] = child
+            S.sent_children[at] = child
 
 
 @jit

@@ -71,7 +71,7 @@ class LastPreemption:
 
 @dataclass
 class Transfer:
-    """The move of a prefilled request to another replica: ``blocks`` wait on ``source`` to be fetched; 0: they were."""
+    """The move of a prefilled request to another replica: ``blocks`` wait on ``source``; 0: fetched or freed."""
 
     source: Replica
     blocks: int
@@ -171,6 +171,7 @@ class Replica:
         idle: Residents that are not in flight.
         flights: Steps in the pipeline, the oldest first.
         round_steps: Last step of the micro-batch whose turns delimit rounds, and the steps that started after it.
+        freed_blocks: Blocks freed so far, less those taken back from the prefix cache.
         incoming: Requests in transfer to this replica, with the times at which they end.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
@@ -207,7 +208,7 @@ class Replica:
         self.totals["gap_max_s"] = max(self.totals["gap_max_s"], gap_s)
         self.gaps.append((count, gap_s))
 
-    def record(self, step: Step, cost: StepCost, kv_tokens: int) -> None:
+    def run_step(self, step: Step, cost: StepCost, kv_tokens: int) -> None:
         """Send a step through the pipeline, set its end, and add it to the totals, time series and step log."""
         end_s, row = step.start_s, self.totals
         for p, stage_s in enumerate(cost.stages_s):

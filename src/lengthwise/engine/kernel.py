@@ -79,7 +79,7 @@ def run(
 def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router):
     """Handle all arrivals, expired bins, and ends of steps and transfers at this instant."""
     counters = S.counters[0]
-    _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory)
+    _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
     if counters.bin_deadline_s <= now_s:
         _complete_expired_bins(S, now_s, rank)
     while counters.events > 0 and S.event_s[0] == now_s:
@@ -92,11 +92,11 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
             if S.replicas[r].in_flight > 0:
                 push_event(S, S.flights[r * S.params[0].stride + S.replicas[r].first_flight].end_s, r)
         if counters.entry_s == now_s:
-            _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory)
+            _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
 
 
 @jit_cold
-def _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
+def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
     """Route all requests that enter now to a queue or a bin, or reject them."""
     counters, params = S.counters[0], S.params[0]
     while counters.entry_s == now_s:
@@ -298,7 +298,7 @@ def _first_blocked(S):
 def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption):
     """Fill a replica's pipeline with steps; decode-only steps repeat in place.
 
-    ``left`` replicas are still to be scheduled in this pass, which started with a count of ``preemptions``.
+    ``left``: replicas still to be scheduled in this pass. ``preemptions``: the run's count when the pass began.
     """
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]

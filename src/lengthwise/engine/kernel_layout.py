@@ -74,13 +74,13 @@ result_t = np.dtype(
 counter_t = _record(
     """
     slots free_slots next released admissions preemptions returns step_rows gap_rows pool_top events problem
-    problem_value batches ready
+    problem_value batches sent_children
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
 )
-"""Global counters. ``next`` is the next request without parents, ``ready`` counts the heap of those whose last parent
-has finished. The front end is free at ``front_free_s``; ``entry_s`` is when the next request has passed it, infinity
-while none is on its way."""
+"""Global counters. ``next``: the next request without parents; ``sent_children``: size of the heap of those whose last
+parent has finished. The front end is free at ``front_free_s``; ``entry_s`` is when the next request has passed it,
+infinity while none is on its way."""
 
 param_t = _record(
     """

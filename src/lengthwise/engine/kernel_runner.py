@@ -61,7 +61,7 @@ class State(NamedTuple):
     child_start: Array
     child: Array
     parents_left: Array
-    ready: Array
+    sent_children: Array
     prompt: Array
     output: Array
     predicted: Array
@@ -167,7 +167,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
         child_start=dependents.start if dependents else none,
         child=dependents.child if dependents else none,
         parents_left=dependents.num_parents.copy() if dependents else none,
-        ready=np.empty(len(dependents.num_parents), np.int64) if dependents else none,
+        sent_children=np.empty(len(dependents.num_parents), np.int64) if dependents else none,
         prompt=columns.prompt,
         output=columns.output,
         predicted=columns.predicted,

@@ -50,7 +50,7 @@ class Reference:
         self.released = setup.released
         self.parents_left = setup.dependents.num_parents.tolist() if setup.dependents else [0] * n
         self.roots = [i for i, parents in enumerate(self.parents_left) if parents == 0]
-        self.ready: list[tuple[float, int]] = []
+        self.sent_children: list[tuple[float, int]] = []
         self.now_s = self.front_free_s = 0.0
         self.entry_s = math.inf
         self._update_entry_time()
@@ -73,10 +73,10 @@ class Reference:
             if now > self.s.params.limit_s:
                 break
             self.now_s = now
-            self._handle_arrivals(now)
+            self._handle_entries(now)
             self._complete_expired_bins(now)
             while any(self._end_step(rep, now) for rep in self.replicas):
-                self._handle_arrivals(now)
+                self._handle_entries(now)
             ends = [(q.index, q, rep) for rep in self.remote for q, end_s in rep.incoming.items() if end_s == now]
             for _, q, rep in sorted(ends, key=lambda end: end[0]):
                 self._receive(rep, q)
@@ -117,11 +117,11 @@ class Reference:
         return float(min([self.entry_s, *ends, *bins, *transfers]))
 
     def _next_sent(self) -> int | None:
-        """Return the request that reaches the front end next: the earliest sent, at equal times the lowest number."""
+        """Return the request that the front end serves next: the earliest sent, at equal times the lowest number."""
         roots = [
             (float(self.arrival_s[i]), i) for i in self.roots[self.next_root : self.next_root + 1] if i < self.released
         ]
-        sent = [*roots, *self.ready[:1]]
+        sent = [*roots, *self.sent_children[:1]]
         return min(sent)[1] if sent else None
 
     def _front_free_s(self, i: int) -> float:
@@ -134,13 +134,13 @@ class Reference:
         front = self.s.deployment.cost.front
         self.entry_s = math.inf if i is None else self._front_free_s(i) + front.request_s
 
-    def _handle_arrivals(self, now: float) -> None:
+    def _handle_entries(self, now: float) -> None:
         columns, params = self.s.columns, self.s.params
         while self.entry_s == now:
             i = self._next_sent()
             assert i is not None
-            if self.ready and self.ready[0][1] == i:
-                heapq.heappop(self.ready)
+            if self.sent_children and self.sent_children[0][1] == i:
+                heapq.heappop(self.sent_children)
             else:
                 self.next_root += 1
             self.front_free_s = self._front_free_s(i)
@@ -334,7 +334,7 @@ class Reference:
                 self.parents_left[child] -= 1
                 if self.parents_left[child] == 0:
                     self.arrival_s[child] = max(float(self.arrival_s[child]), now)
-                    heapq.heappush(self.ready, (float(self.arrival_s[child]), child))
+                    heapq.heappush(self.sent_children, (float(self.arrival_s[child]), child))
                     self._update_entry_time()
             return
         unfinished = [i]
@@ -438,7 +438,7 @@ class Reference:
         """
         params = rep.s.params
         may_free_seqs = params.preempts or step.flags & contracts.ADMIT_AFTER_PREEMPTION
-        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else nothing could be admitted.
+        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else no slot can become free.
             self._update_ranks(rep.queue)
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
         if not (params.preempts and check and rep.queue.waiting):
@@ -448,7 +448,7 @@ class Reference:
         free_seqs, free, left = params.max_num_seqs - len(rep.running), rep.free, len(running)
         for w in sorted(rep.queue.waiting, key=Request.queue_order)[: params.max_num_seqs]:
             k, room, slots = left, free, free_seqs
-            while not (slots > 0 and (blocks := self._blocks_to_enter(w, room, slots)) >= 0):
+            while not (slots > 0 and (blocks := self._blocks_if_free(w, room, slots)) >= 0):
                 if k == 0 or not self._may_preempt(rep, w, running[k - 1][0], running[k - 1][2]):
                     break
                 k -= 1
@@ -463,7 +463,7 @@ class Reference:
         step.short_of_blocks = rep.check_preemption = False
         rep.steps_since_check = 0
 
-    def _blocks_to_enter(self, q: Request, free: int, free_seqs: int) -> int:
+    def _blocks_if_free(self, q: Request, free: int, free_seqs: int) -> int:
         predicted, _ = self.s.predicted_at(q.index, q.generated)
         num_running = self.s.params.max_num_seqs - free_seqs
         return self.s.memory_blocks(q.context, q.context, predicted, free, num_running, 0)
@@ -514,7 +514,7 @@ class Reference:
             rep.check_preemption = rep.check_preemption or rep.queue is queue
 
     def _enqueue(self, queue: Queue, q: Request, now: float) -> None:
-        """Add a request by its rank; one that enters has waited since it was sent, others wait from now on."""
+        """Add a request by its rank; a new one has waited since it was sent, one from a replica waits from now on."""
         if q.wait.since_s is None:
             q.wait.since_s = now
         self._set_key(queue, q)
@@ -524,7 +524,7 @@ class Reference:
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
         reserve = 1 if flags & contracts.RESERVE_BLOCK else 0
-        strict, limit = bool(flags & contracts.FORM_ONCE), rep.s.params.max_step_seqs
+        reserve_when_alone, limit = bool(flags & contracts.FORM_ONCE), rep.s.params.max_step_seqs
         if flags & contracts.UNIFORM_SHARES:
             residents = len(rep.running) - len(rep.incoming) + step.seqs
             limit = min(limit, step.seqs + -(-residents // rep.s.params.max_in_flight))
@@ -533,7 +533,7 @@ class Reference:
                 return
             if q in rep.idle:
                 need = max(0, rep.s.blocks_for(q.context) - q.blocks)
-                if self._claim_blocks(rep, step, q, need, reserve, strict=strict):
+                if self._claim_blocks(rep, step, q, need, reserve, reserve_when_alone=reserve_when_alone):
                     rep.idle.remove(q)
                     step.decodes.append(q)
 
@@ -549,13 +549,13 @@ class Reference:
                     step.prompts.append((q, chunk))
 
     def _claim_blocks(
-        self, rep: Replica, step: Step, q: Request, need: int, reserve: int = 0, *, strict: bool = False
+        self, rep: Replica, step: Step, q: Request, need: int, reserve: int = 0, *, reserve_when_alone: bool = False
     ) -> bool:
         """Give the request its blocks, and preempt idle residents for them; return False if it was preempted itself.
 
-        The only request of a replica needs no reserve, or it could never run (except by Vidur's strict rule).
+        The only request of a replica needs no reserve, or it could never run (except under FORM_ONCE).
         """
-        while rep.free < need or (rep.free < reserve and (strict or len(rep.running) + step.seqs > 1)):
+        while rep.free < need or (rep.free < reserve and (reserve_when_alone or len(rep.running) + step.seqs > 1)):
             victim = max(rep.idle, key=self._victim_order)
             self._preempt(rep, step, victim)
             if victim is q:
@@ -702,8 +702,9 @@ class Reference:
     def _launch(self, rep: Replica, step: Step) -> None:
         kv_tokens = sum(q.context for q in step.decodes)
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
-        rep.record(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
-        # Count rounds: one ends when the micro-batch that prefilled last has its next turn.
+        rep.run_step(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
+        # Count rounds: ``round_steps[0]`` is the last step of a marked micro-batch, at first the one that prefilled.
+        # When that step has left the pipeline, a round ends and this step is marked.
         rep.phase_steps += 1
         rep.round_steps.append(step)
         if rep.phase_steps == 1 or step.prompts:
@@ -711,7 +712,7 @@ class Reference:
         else:
             marked, after = rep.round_steps[:2]
             if marked not in rep.flights and after is not step and after not in rep.flights:
-                # The marked micro-batch has no requests left: from now on the previous step's one delimits rounds.
+                # The marked micro-batch has no requests left: mark that of the previous step instead.
                 rep.phase_rounds += 1
                 rep.round_steps = rep.round_steps[-2:]
             if rep.round_steps[0] not in rep.flights:

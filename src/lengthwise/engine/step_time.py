@@ -85,7 +85,7 @@ class CostReader:
         return StepCost(layer, comm, prefill, decode, host, head, first, send, stages)
 
     def recompute_steps(self, tokens: int, swapped_s: float | None, decodes: int, kv_tokens: int) -> float:
-        """Return a layer's time to recompute ``tokens``, or all layers' to swap, over that of a decode step."""
+        """Return the cost of resuming a request (recompute ``tokens``, or swap) in decode steps of this batch."""
         cost = self._cost
         seqs = max(1, decodes)
         step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs)

@@ -35,7 +35,7 @@ class RequestFinishedError(Exception):
 class Ticket:
     """An admitted request: it waits, or is at a worker (``worker``, its name at assignment), or is finished.
 
-    ``interrupted`` is set when the scheduler preempts the request or its worker is lost: abort there, then ``resume``.
+    ``interrupted`` is set when the scheduler preempts the request or its worker is lost: abort there, then ``requeue``.
     ``on_interrupt`` gets PREEMPTED or WORKER_GONE if the attempt must be aborted at once.
     """
 
@@ -90,7 +90,7 @@ class Ticket:
                 self._driver.wake_when_due(now_s)
 
     async def requeue(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
-        """Wait for a worker again, not ``avoid``, with ``generated`` tokens (None all); raise as ``wait`` does."""
+        """Wait again with ``generated`` tokens (None: all), if possible for another worker than ``avoid``."""
         now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
         self._driver.scheduler.requeue(now_s, self.request.id, retained, avoid=avoid)
@@ -109,7 +109,7 @@ class Ticket:
         if not self.finished:
             self.finished = True
             self._driver.remove(self.request, outcome, detail)
-            self._reject(RequestFinishedError())
+            self._fail_waiting(RequestFinishedError())
 
     @property
     def current_worker(self) -> str:
@@ -126,7 +126,7 @@ class Ticket:
 
     def refused(self, refusal: Refusal, outcome: Outcome, detail: str) -> None:
         """Refuse the waiting task and end the request."""
-        self._reject(NotServedError(refusal))
+        self._fail_waiting(NotServedError(refusal))
         self.end(outcome, detail)
 
     def interrupt(self, cause: str) -> None:
@@ -141,7 +141,7 @@ class Ticket:
             raise RequestFinishedError
         return self._driver.clock()
 
-    def _reject(self, error: Exception) -> None:
+    def _fail_waiting(self, error: Exception) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_exception(error)
 

@@ -34,7 +34,7 @@ class WorkerState:
     tokens_per_s: float | None = None
     signals: Signals = Signals()
     epoch: int = 0  # grows with every restart: whatever was in flight before is lost
-    renamed_from: str = ""  # former name, with the same epoch, of a leaving worker: its requests stay in flight
+    renamed_from: str = ""  # set if the worker leaves as another engine takes its name: that name
     address: str = ""  # a leaving worker and its successor at the same address are one engine; "" unknown
 
 
@@ -60,7 +60,7 @@ class Decisions:
 
     expire: tuple[tuple[int, Refusal], ...] = ()  # requests that have waited too long, with the reason
     preempt: tuple[int, ...] = ()  # requests to abort at their worker and to return with their tokens so far
-    # (request, worker) to dispatch: workers have a free slot now, before the preemptions have ended.
+    # (request, worker) to dispatch, each to a slot that is free already, not one that ``preempt`` will free.
     assign: tuple[tuple[int, str], ...] = ()
     phases: tuple[Phase, ...] = ()  # phases that finished since the last decisions
 

@@ -195,9 +195,9 @@ class Slo:
 class Counts:
     """Requests by bucket, adding up to ``arrivals``, summed over seeds.
 
-    Requests that had not arrived at the end of the run do not count. The last three are reasons of rejection (a parent
-    that did not finish is in ``rejected`` alone): the prompt reaches ``max_model_len``, exceeds the tokens of a step
-    that must not split it, or exceeds the KV memory.
+    Requests that had not arrived at the end of the run do not count. The last three are reasons of rejection (a child
+    of a parent that did not finish is in ``rejected`` alone): the prompt reaches ``max_model_len``, exceeds the tokens
+    of a step that must not split it, or exceeds the KV memory.
     """
 
     arrivals: int
@@ -280,11 +280,11 @@ def summarize(
 
     Intervals come from 10 batches of consecutive requests (in order of arrival; for rates, from equal spans of time).
     They assume that the run is stationary after the warm-up and that a batch is long against the queue's correlation
-    time; remaining correlation of neighbours widens them. On an M/M/1 queue at load 0.8, 95 % intervals contain the
-    true value in 93 % (mean, p90) and 86 % (p99) of runs of 20,000 requests, in 89 % (mean) and 82 % (p90) of runs of
-    2,000; at higher loads in fewer. They are NaN below 400 values, for minima and maxima, for quantiles above which a
-    batch expects fewer than 5 values, for quantiles of TBT, and for the hardware. Several seeds and :func:`combine`
-    have none of these limits.
+    time; they are widened for correlation left between neighbouring batches. On an M/M/1 queue at load 0.8, 95 %
+    intervals contain the true value in 93 % (mean, p90) and 86 % (p99) of runs of 20,000 requests, in 89 % (mean) and
+    82 % (p90) of runs of 2,000; at higher loads in fewer. They are NaN below 400 values, for minima and maxima, for
+    quantiles above which a batch expects fewer than 5 values, for quantiles of TBT, and for the hardware. Several seeds
+    and :func:`combine` have none of these limits.
 
     Without a deployment there is no hardware. Requests that arrived before ``warmup_s``, and the first
     ``warmup_requests``, are left out. Raises InputError where none is left, or the level is not between 0 and 1.

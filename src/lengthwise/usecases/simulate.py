@@ -63,10 +63,10 @@ class VariantOutcome:
     variant: Variant
     records: Records
     summaries: list[Summary]
-    summary: Summary  # over all seeds; with model intervals where the cost tables come with estimates of their error
+    summary: Summary  # over all seeds; with intervals of the cost model's error where it is estimated
     # Where a run passed the range of the measurements behind the cost tables.
     out_of_range: tuple[Extrapolation, ...] = ()
-    model_draws: int = 0
+    model_draws: int = 0  # runs under perturbed cost tables, behind those intervals
 
     @property
     def notes(self) -> tuple[str, ...]:

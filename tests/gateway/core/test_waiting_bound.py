@@ -74,14 +74,14 @@ class Fair(Bounded):
 
     def __init__(self, scheduler, *arguments, **options):
         self.passed, service = set(), scheduler.service
-        charge = service.charge
+        charge = service.set_charge
 
         def watched_charge(entry, *tokens):
             if entry.state is State.WAITING:
                 self.check(entry.request, service)
             charge(entry, *tokens)
 
-        service.charge = watched_charge
+        service.set_charge = watched_charge
         super().__init__(scheduler, *arguments, **options)
 
     def schedule(self):

@@ -78,7 +78,7 @@ def test_it_does_not_pass_in_a_stream_that_is_passed_through(broken, at_once, le
     assert b"".join(map(state.feed, filter(None, pieces))) == before + event("c")
     assert (state.error.reason, state.error.engine_fault, state.unrecoverable) == ("malformed", True, True)
     assert state.count == 3 if learned else 1
-    assert state.completion() is None
+    assert state.missing_end() is None
 
 
 def test_before_the_first_output_another_engine_may_serve_what_is_passed_through():

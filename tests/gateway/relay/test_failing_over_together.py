@@ -42,7 +42,7 @@ def test_all_requests_of_a_dead_engine_finish_completely_elsewhere(stream):
             assert not stream or {reply.events[-1] for reply in replies} == {"[DONE]"}
             assert len(other.seen) == STREAMS
             assert w.ledger.outcomes == {Outcome.FINISHED: STREAMS}
-            assert w.relay.budget.used == 0
+            assert w.relay.retry_budget.used == 0
             await until(lambda: idle(w))
 
     run(work)
@@ -61,7 +61,7 @@ def test_what_broke_one_engine_has_to_be_paid_for_and_breaks_three_at_most(used,
         engines = [Scripted([Fault("die", 12)] * 9) for _ in range(6)]
         async with world(engines) as w:
             if used:
-                spend(w.relay.budget)
+                spend(w.relay.retry_budget)
             reply = await w.submit(BODY)
             assert reply.events[-1]["error"]["code"] == "engine_failed"
             assert sum(len(engine.seen) for engine in engines) == engines_lost
@@ -128,7 +128,7 @@ def test_one_tenant_whose_requests_always_fail_does_not_spend_the_retries_of_oth
         async with world(engines, resilience=ResilienceConfig(retry_share=0.1)) as w:
             failed = [await w.submit(BODY, tenant=7) for _ in range(40)]
             assert {reply.status for reply in failed} == {502}
-            assert w.relay.budget.used <= MAX_CALLER_RETRIES + 0.1 * 40
+            assert w.relay.retry_budget.used <= MAX_CALLER_RETRIES + 0.1 * 40
             engines[0].plan, engines[1].plan = [Fault("500")], []
             replies = [await w.submit(BODY, tenant=8) for _ in range(2)]
             assert [reply.status for reply in replies] == [200, 200]

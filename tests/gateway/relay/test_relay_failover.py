@@ -160,7 +160,7 @@ def test_a_full_engine_is_no_failure_and_the_request_keeps_its_place(how, ids_to
             assert reply.text == answer(encode("p 60"), 60)[1]
             assert w.fleet.faults == []
             assert len(w.engines[0].seen) == 4
-            assert w.relay.budget.used == 0
+            assert w.relay.retry_budget.used == 0
 
     run(work)
 

@@ -169,7 +169,7 @@ class WorkerPool:
 
 _MAX_SESSIONS = 1 << 16
 _MAX_BLOCKED = 64
-"""A pass skips so many requests without a place (each reserves the workers that it could use)."""
+"""Most requests without a place that a pass skips (each reserves the workers that it could use)."""
 
 
 class Sessions:
@@ -264,9 +264,9 @@ class DispatchPass:
         free = self._free.get(worker.name, 0)
         if free == 0 or (only and worker.name != only) or not worker.fits(entry) or (free < together and worker.active):
             return False
-        if worker.phases is None or entry.overdue:
+        if worker.phase_tracker is None or entry.overdue:
             return True
-        return worker.phases.admits(entry, sum(self._waiting.get(model, 0) for model in worker.state.models))
+        return worker.phase_tracker.admits(entry, sum(self._waiting.get(model, 0) for model in worker.state.models))
 
     def _close(self, workers: Iterable[Worker]) -> None:
         for worker in workers:
@@ -347,7 +347,7 @@ class Dispatcher:
         q = entry.request
         q.dispatch.queued_for_s += now_s - q.dispatch.queued_s
         q.dispatch.dispatched_s = now_s
-        self._service.charge(entry, 0 if entry.dispatches else q.prompt_tokens, entry.predicted)
+        self._service.set_charge(entry, 0 if entry.dispatches else q.prompt_tokens, entry.predicted)
         if entry.batch and entry.dispatches == 0:
             self._batch_worker[entry.batch] = worker.name
             self.leave_batch(entry)

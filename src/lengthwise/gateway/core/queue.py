@@ -126,7 +126,7 @@ class Queue(Backlog):
     def configure(self, now_s: float, *, max_wait_s: float, fair: bool) -> None:
         """Change the bound and fairness; sort all waiting requests again."""
         self._max_wait_s, self._fair = max_wait_s, fair
-        self.deadlines = Deadlines()  # when requests become overdue
+        self.overdue_times = Deadlines()  # when requests become overdue
         self._lanes: dict[Lane, list[Item]] = {}
         for entry in self:
             self._schedule_and_insert(now_s, entry)
@@ -145,7 +145,7 @@ class Queue(Backlog):
     def remove(self, entry: Entry) -> None:
         """Remove a request that is dispatched or finished."""
         self._delete(entry)
-        self.deadlines.discard(entry.request.id)
+        self.overdue_times.discard(entry.request.id)
         del self._entries[entry.request.id]
         self._count(entry, -1)
         self._service.stop_waiting(entry.request.client.tenant)
@@ -159,14 +159,14 @@ class Queue(Backlog):
 
     def promote(self, now_s: float) -> None:
         """Move requests that have waited ``max_wait_s`` by now before all others."""
-        for request_id in self.deadlines.pop_due(now_s):
+        for request_id in self.overdue_times.pop_due(now_s):
             entry = self._entries[request_id]
             self._delete(entry)
             entry.overdue = True
             self._insert(entry)
 
     def refresh(self, now_s: float) -> None:
-        """Recompute keys that change with time, at most once an epoch."""
+        """Recompute keys that change with time, at most once in RERANK_INTERVAL_S."""
         if self._ranker.rank.every_step and now_s - self._keys_s >= RERANK_INTERVAL_S:
             self.rerank(now_s)
 
@@ -215,7 +215,7 @@ class Queue(Backlog):
         deadline_s = q.dispatch.queued_s + (self._max_wait_s - q.dispatch.queued_for_s)
         entry.overdue = deadline_s <= now_s
         if not entry.overdue:
-            self.deadlines.set(q.id, deadline_s)
+            self.overdue_times.set(q.id, deadline_s)
         self._insert(entry)
 
     def _insert(self, entry: Entry) -> None:
@@ -267,7 +267,7 @@ class Bins(Backlog):
         self._num_predictions, self._edges = 0, list[float]()
         self._contents: dict[Bin, dict[int, Entry]] = {}
         self._bin_of: dict[int, Bin] = {}
-        self.deadlines = Deadlines()  # when bins leave
+        self.leave_times = Deadlines()  # when bins leave
         self.batches = 0
 
     def __len__(self) -> int:
@@ -288,7 +288,7 @@ class Bins(Backlog):
         contents = self._contents.setdefault(place, {})
         contents[q.id] = entry
         self._bin_of[q.id] = place
-        self.deadlines.set(q.id, now_s + self._wait_s)
+        self.leave_times.set(q.id, now_s + self._wait_s)
         self._count(entry, 1)
         return self._pop_batch(place) if len(contents) >= size else []
 
@@ -298,11 +298,11 @@ class Bins(Backlog):
         if changed and self._edges:
             self._set_edges()
         for entry in self:
-            self.deadlines.set(entry.request.id, entry.request.dispatch.queued_s + batch_wait_s)
+            self.leave_times.set(entry.request.id, entry.request.dispatch.queued_s + batch_wait_s)
 
     def pop_due(self, now_s: float) -> list[Entry]:
         """Remove and return the requests of bins that have waited long enough, bin after bin."""
-        due = self.deadlines.pop_due(now_s)
+        due = self.leave_times.pop_due(now_s)
         return [entry for one in due if one in self._bin_of for entry in self._pop_batch(self._bin_of[one])]
 
     def remove(self, entry: Entry) -> None:
@@ -311,7 +311,7 @@ class Bins(Backlog):
         del self._contents[place][entry.request.id]
         if not self._contents[place]:
             del self._contents[place]
-        self.deadlines.discard(entry.request.id)
+        self.leave_times.discard(entry.request.id)
         self._count(entry, -1)
 
     def position(self, entry: Entry) -> int:

@@ -117,7 +117,7 @@ class TenantService:
             del self._waiting[tenant]
             self._level = self.of(tenant)
 
-    def charge(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
+    def set_charge(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
         """Charge the tenant for the prompt, and for the output in place of the former charge for it."""
         more = SERVICE_OUTPUT_WEIGHT * (output_tokens - entry.charged)
         tenant = entry.request.client.tenant

@@ -145,7 +145,7 @@ class Scheduler:
             worker.remove(entry)
         q.generated_tokens = generated_tokens
         entry.update_remaining()
-        self.service.charge(entry, 0, float(generated_tokens))
+        self.service.set_charge(entry, 0, float(generated_tokens))
         if avoid:
             q.dispatch.avoid |= {avoid}
         self._set_deadline(q)
@@ -171,7 +171,7 @@ class Scheduler:
         else:
             if (worker := self.worker_pool.of(entry)) is not None:
                 worker.remove(entry)
-            self.service.charge(entry, 0, float(entry.request.generated_tokens))
+            self.service.set_charge(entry, 0, float(entry.request.generated_tokens))
         self.dispatcher.leave_batch(entry)
         self._deadlines.discard(id)
         self._ranker.remove(entry)
@@ -199,10 +199,12 @@ class Scheduler:
         self.queue.promote(now_s)
         assign = self.dispatcher.dispatch(now_s)
         preempted = self.preemption.run(now_s, self.queue, list(self.worker_pool))
-        deadline_s = self.queue.deadlines.next_s() if self.worker_pool.up else math.inf
+        deadline_s = self.queue.overdue_times.next_s() if self.worker_pool.up else math.inf
         backoff_s = self.worker_pool.backoff_until_s(now_s) if self.queue else math.inf
         expiry_s = min(self._deadlines.next_s(), self._next_unserved_check_s)
-        self._wake_s = min(deadline_s, backoff_s, self.bins.deadlines.next_s(), expiry_s, self.preemption.next_s(now_s))
+        self._wake_s = min(
+            deadline_s, backoff_s, self.bins.leave_times.next_s(), expiry_s, self.preemption.next_s(now_s)
+        )
         phases = tuple(self.worker_pool.finished_phases)
         self.worker_pool.finished_phases.clear()
         return Decisions(tuple(expired), tuple(entry.request.id for entry in preempted), tuple(assign), phases)

@@ -262,15 +262,15 @@ class Worker:
         self.adaptive_limit = ConcurrencyLimit(dispatch)
         # Requests dispatched until this time may have waited in the engine's own queue: their starts are not used.
         self._engine_queue_until_s = -math.inf
-        self.phases: PhaseTracker | None = None
+        self.phase_tracker: PhaseTracker | None = None
         if report is not None and dispatch.phases is not None:
-            self.phases = PhaseTracker(lambda: self.name, dispatch.phases, report)
+            self.phase_tracker = PhaseTracker(lambda: self.name, dispatch.phases, report)
 
     @property
     def limit(self) -> int:
         """Most requests in flight; NO_LIMIT without a limit. In mode rra the schedule's, at most the slots."""
-        if self.phases is not None:
-            high = self.phases.phases.request_limit or self.adaptive_limit.bounds.max_concurrency
+        if self.phase_tracker is not None:
+            high = self.phase_tracker.phases.request_limit or self.adaptive_limit.bounds.max_concurrency
             return min(high, self.state.concurrency or high, self.state.slots or high)
         if self.state.concurrency is not None:
             return self.state.concurrency
@@ -279,8 +279,8 @@ class Worker:
     def configure(self, dispatch: Dispatch) -> None:
         """Change the bounds of the limit, and the schedule from the next phase on."""
         self.adaptive_limit.configure(dispatch)
-        if self.phases is not None and dispatch.phases is not None:
-            self.phases.configure(dispatch.phases)
+        if self.phase_tracker is not None and dispatch.phases is not None:
+            self.phase_tracker.configure(dispatch.phases)
 
     def rename(self, name: str) -> None:
         """Change the name, of its requests' worker as well."""
@@ -344,16 +344,16 @@ class Worker:
         self.adaptive_limit.used(self.slots_in_use)
         if self._passthrough and self.state.signals.waiting is None and len(self.active) > 1:
             self._engine_queue_until_s = q.dispatch.dispatched_s
-        if self.phases is not None:
-            self.phases.dispatched(entry)
+        if self.phase_tracker is not None:
+            self.phase_tracker.dispatched(entry)
 
     def remove(self, entry: Entry) -> None:
         """Remove a request that has left the worker."""
         del self.active[entry.request.id]
         self._count(entry, -1)
         self.num_preempting -= entry.state is State.PREEMPTING
-        if self.phases is not None:
-            self.phases.remove(entry.request.id)
+        if self.phase_tracker is not None:
+            self.phase_tracker.remove(entry.request.id)
         if not self.active:
             self.tokens = self.work = self.kv_tokens = 0.0  # no rounding errors build up
 
@@ -393,7 +393,7 @@ class Worker:
         remaining, work, kv_tokens = entry.remaining, entry.work, entry.kv_tokens
         entry.update_remaining()
         self._add(entry.remaining - remaining, entry.work - work, entry.kv_tokens - kv_tokens)
-        return self.phases is not None and self.phases.on_progress(now_s, q.id, tokens)
+        return self.phase_tracker is not None and self.phase_tracker.on_progress(now_s, q.id, tokens)
 
     def _count(self, entry: Entry, sign: int) -> None:
         self._add(sign * entry.remaining, sign * entry.work, sign * entry.kv_tokens)
@@ -424,8 +424,8 @@ class Worker:
 
     def clear(self) -> list[Entry]:
         """Remove and return all requests, as lost."""
-        if self.phases is not None:
-            self.phases.clear()
+        if self.phase_tracker is not None:
+            self.phase_tracker.clear()
         lost = list(self.active.values())
         for entry in lost:
             self.remove(entry)

@@ -76,9 +76,9 @@ class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
     ``handler`` serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``refusal``.
-    ``models`` returns all models, also of unavailable engines, ``entries`` what engines list of them, ``ready`` whether
-    one is available. ``draining`` rejects new requests with 503; ``in_flight`` counts completion requests, arriving
-    bodies included.
+    ``models`` returns all models, also of unavailable engines, ``entries`` their fields in the engines' own lists,
+    ``ready`` whether one is available. ``draining`` rejects new requests with 503; ``in_flight`` counts completion
+    requests, arriving bodies included.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class App:
             else:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
-            exchange.scheduler_reports = False  # nothing has reported it
+            exchange.reported_by_scheduler = False  # the app reports an error from before the scheduler
             await self._reject(
                 exchange, error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
             )
@@ -184,7 +184,7 @@ class App:
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
     async def _reject(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
-        if not exchange.scheduler_reports:
+        if not exchange.reported_by_scheduler:
             self.refused(fault)
         await exchange.send_fault(fault)
 
@@ -214,7 +214,7 @@ class App:
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)
                 request.charge = charge if caller.quotas else None
-                exchange.scheduler_reports = True
+                exchange.reported_by_scheduler = True
                 answer = await self._handler(request)
                 reservation.shrink_to(request.memory_bytes)
                 try:

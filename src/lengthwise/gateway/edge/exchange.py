@@ -89,7 +89,7 @@ class AsgiExchange:
         self._task = asyncio.current_task()
         self._monitor: asyncio.Future[Message] | None = None
         self._finished = self.started = self.gone = False
-        self.scheduler_reports = False  # whether the scheduler reports a refusal, not the app
+        self.reported_by_scheduler = False  # whether the scheduler reports a refusal, not the app
         self._sent = 0
         self.headers: list[tuple[bytes, bytes]] = []  # headers added to every response
 

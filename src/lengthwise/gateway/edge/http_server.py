@@ -154,7 +154,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._disconnect()
 
     def shutdown(self) -> None:
-        """Shut down; a request whose head is still arriving gets its 503 when it is complete."""
+        """Shut down; a connection on which a request's head is arriving stays open for a 503."""
         if not (self._in_head and self._in_message):
             super().shutdown()
             self._watch_closing()

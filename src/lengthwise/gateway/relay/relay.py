@@ -238,7 +238,7 @@ class RelayedRequest:
             except (UpstreamError, QueueFullError, AttemptInterruptedError) as error:
                 problem = error
             except EngineRejectedError as rejection:
-                if not self._attribution.should_check_rejection(self._relay.budget):
+                if not self._attribution.should_check_rejection(self._relay.retry_budget):
                     raise
                 self._rejection = problem = rejection
         return None
@@ -377,7 +377,7 @@ class RelayedRequest:
                 # The client may read on, and must not take a part of the output for all of it.
                 raise NotServedError(Refusal(408, "slow_reader", "The answer was not read in time."))
             raise RequestFinishedError
-        elif response is not None and (rest := response.completion()) is not None:
+        elif response is not None and (rest := response.missing_end()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
         elif cause == WORKER_GONE:
             await self._resume("failed_over", avoid=True)
@@ -396,12 +396,12 @@ class RelayedRequest:
         if isinstance(response, Passthrough) and response.error_forwarded:
             self.end(Outcome.FAILED, str(error))
             return b""
-        if response is not None and (rest := response.completion()) is not None:
+        if response is not None and (rest := response.missing_end()) is not None:
             return self._finish(rest)
         self._failures += 1
         started, attribution = self._attempt_output_started, self._attribution
         final = bool(error.code) or (response is not None and response.unrecoverable) or self._failures >= MAX_FAILURES
-        if (final or attribution.is_request_fault()) or not self._relay.budget.take_for(
+        if (final or attribution.is_request_fault()) or not self._relay.retry_budget.take_for(
             error, attribution.caller, failures=self._failures, output_started=started
         ):
             after_s = None if error.code else 1.0
@@ -481,7 +481,7 @@ class Relay:
     def __init__(
         self, driver: SchedulerDriver, fleet: Fleet, length_predictor: LengthPredictor, config: GatewayConfig
     ) -> None:
-        self.budget = failures.RetryBudget(config.resilience.retry_share)
+        self.retry_budget = failures.RetryBudget(config.resilience.retry_share)
         self.config = config
         self.fleet, self._driver, self._length_predictor = fleet, driver, length_predictor
         self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
@@ -492,7 +492,7 @@ class Relay:
 
     async def serve(self, client_request: ClientRequest) -> Answer:
         """Return the answer once its first chunk is known; raise NotServedError if not admitted or expired."""
-        self.budget.deposit(failures.caller_of(client_request.client))
+        self.retry_budget.deposit(failures.caller_of(client_request.client))
         order, max_tokens = self.config.order, client_request.max_tokens
         can_resume, preempts = self._any_can_resume(), order.mode in PREEMPTIVE_MODES
         plan = engine_request.resume_plan(

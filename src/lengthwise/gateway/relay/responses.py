@@ -54,7 +54,7 @@ class Response:
         """Return the rest after the engine closed the response; set ``error`` if it is incomplete."""
         raise NotImplementedError
 
-    def completion(self) -> bytes | None:
+    def missing_end(self) -> bytes | None:
         """Return the bytes that a complete output still lacks, None if the output is incomplete."""
         return None
 
@@ -115,7 +115,7 @@ class Passthrough(Response):
             return b""
         return out if self._released else self._release() + out
 
-    def completion(self) -> bytes | None:
+    def missing_end(self) -> bytes | None:
         return sse.DONE if self.complete and self.error is None else None
 
     def _scan(self, events: bytes, terminated: bytes) -> bytes:
@@ -183,8 +183,8 @@ class TrackedStream(Response):
     In the first attempt bytes pass, less the token ids if the client did not request them. Later attempts continue by
     ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones. Tokens can be ahead
     of text, as engines hold back half a character: each attempt starts after the last token whose text has been
-    sent (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``: size of
-    the last chunk with text if it had several tokens, as the text of its last ones may be missing; else 0.
+    sent (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``: how
+    many of the last flushed tokens may still lack text, the size of the last chunk if it had several tokens; else 0.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
@@ -196,7 +196,7 @@ class TrackedStream(Response):
         self._splitter = EventSplitter(self._max_event_bytes)
         self._ids, self._unsent_ids = list[bytes](), list[bytes]()
         self._usage_sent, self._first_event = False, b""
-        self._header: dict[str, Any] | None = None  # of the chunks of later attempts
+        self._chunk_fields: dict[str, Any] | None = None  # of the chunks of later attempts
 
     @property
     def can_resume(self) -> bool:
@@ -235,7 +235,7 @@ class TrackedStream(Response):
         self.partial_tokens = 0
         self._splitter = EventSplitter(self._max_event_bytes + ID_BYTES * num_tokens)
         self.template.discard()
-        self._get_header()
+        self._get_chunk_fields()
         return text
 
     def feed(self, data: bytes) -> bytes:
@@ -258,7 +258,7 @@ class TrackedStream(Response):
             self.error = UpstreamError("closed early", "the stream ended without its end")
         return out
 
-    def completion(self) -> bytes | None:
+    def missing_end(self) -> bytes | None:
         return self._close() if self.complete else None
 
     def end_at_limit(self) -> bytes:
@@ -273,17 +273,17 @@ class TrackedStream(Response):
             return b""
         self.finished, usage = True, b""
         if self._options.usage and self.prompt_ids and not self._usage_sent:
-            usage = sse.encode_event({**self._get_header(), "choices": [], "usage": self._usage()})
+            usage = sse.encode_event({**self._get_chunk_fields(), "choices": [], "usage": self._usage()})
         return self._pass(usage + sse.DONE, has_output=True)
 
-    def _get_header(self) -> dict[str, Any]:
+    def _get_chunk_fields(self) -> dict[str, Any]:
         """Return the id, time and model of the first chunk, for the chunks of later attempts."""
-        if self._header is None:
+        if self._chunk_fields is None:
             first: dict[str, Any] = {}
             with contextlib.suppress(ValueError):
                 first = sse.parse_object(sse.event_data(self._first_event))
-            self._header = {key: first[key] for key in ("id", "object", "created", "model") if key in first}
-        return self._header
+            self._chunk_fields = {key: first[key] for key in ("id", "object", "created", "model") if key in first}
+        return self._chunk_fields
 
     def _chunk(self, text: str, finish: str | None, stop: Any, ids: list[int]) -> bytes:
         """Return the event of one chunk of a later attempt; ``stop`` is its stop_reason."""
@@ -293,7 +293,7 @@ class TrackedStream(Response):
         if stop is not None or self._options.api != CHAT:
             choice["stop_reason"] = stop
         choice["token_ids"] = ids if self._options.ids else None
-        fields = {**self._get_header(), "choices": [choice]}
+        fields = {**self._get_chunk_fields(), "choices": [choice]}
         return sse.encode_event({**fields, "usage": self._usage()} if self._options.usage_each else fields)
 
     def _usage(self) -> dict[str, int]:
@@ -323,7 +323,7 @@ class TrackedStream(Response):
         return sse.IDS_FIELD.sub(rb"\1[]", event) if ids else event
 
     def _read(self, events: bytes) -> bytes:
-        read = self._read_first_attempt if self._header is None else self._read_later_attempt
+        read = self._read_first_attempt if self._chunk_fields is None else self._read_later_attempt
         out = []
         for event in sse.split_events(events):
             out.append(self._read_matching(event) if self.template.matches(event) else read(event))
@@ -341,14 +341,14 @@ class TrackedStream(Response):
         if b"error" in event and sse.ERROR.search(event):
             self.error = UpstreamError(IN_STREAM_ERROR, event[:_EXCERPT].decode("utf-8", "replace"))
         elif not is_one_object and not self.finished:
-            # A token hidden from the scan would be missing after a resume, and a client may fail on an event that is no
-            # JSON, so a doubtful event is parsed unless the end of the stream has come.
+            # Parse what is not plainly one JSON object with token ids: tokens that the scan overlooks would be missing
+            # after a resume, and a client may fail on what is no JSON. After the end neither matters.
             try:
                 has_text |= sse.adds_output(shown) and not tokens
             except ValueError as error:
                 self.error = UpstreamError(MALFORMED, f"{error}: {shown[:200].decode('utf-8', 'replace')}")
         if cause is not None and self.error is None:
-            self._set_cause(cause[1].decode())
+            self._set_finish_reason(cause[1].decode())
         if self.error is not None:
             return b""
         self._count(ids[1] if ids is not None else b"", tokens, has_text=has_text)
@@ -392,7 +392,7 @@ class TrackedStream(Response):
         text, cause = choice.get("text") or "", choice.get("finish_reason")
         ids = choice.get("token_ids") or []
         if cause is not None:
-            self._set_cause(str(cause))
+            self._set_finish_reason(str(cause))
         if self.error is not None:
             return b""
         id_texts = [sse.join_ids(ids)] if ids else []
@@ -411,7 +411,7 @@ class TrackedStream(Response):
         elif has_text:
             self.count, self.trackable = self.count + 1, False
 
-    def _set_cause(self, cause: str) -> None:
+    def _set_finish_reason(self, cause: str) -> None:
         if cause == "abort":
             self.error = UpstreamError("aborted", "the engine gave the request up")
         else:
@@ -463,8 +463,8 @@ class AssembledResponse(TrackedStream):
     def end_at_limit(self) -> bytes:
         return self._collect(super().end_at_limit())
 
-    def completion(self) -> bytes | None:
-        events = super().completion()
+    def missing_end(self) -> bytes | None:
+        events = super().missing_end()
         return None if events is None else self._collect(events)
 
     def _collect(self, events: bytes) -> bytes:
