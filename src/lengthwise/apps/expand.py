@@ -46,7 +46,7 @@ class Block:
     Attributes:
         first: Number of the first task.
         start: [rows+1] offset of each row's tasks from ``first``.
-        model: [tasks] model numbers; the next ones are by task too.
+        model: [tasks] model numbers. The arrays below are [tasks], too.
         index: Position within the row.
         prompt_tokens: Without the outputs of other calls.
         known_tokens: Output length, 0 if unknown.

@@ -22,7 +22,7 @@ Kind = tuple[Any, ...]
 
 
 class State(NamedTuple):
-    """State of a run. Shapes: n requests, R replicas of both sides, P stages, G = R (stride + 1) groups.
+    """State of a run. Shapes: n requests, R replicas (prefill and decode), P stages, G = R (params.stride + 1) groups.
 
     Records are those of ``kernel_layout``; ``other`` holds the costs of stages whose ``stage_other`` [P] is 1; the
     bins of all queues are the rows of ``bin_slot``; ``tmp_*`` are work arrays.

@@ -1,4 +1,4 @@
-"""The result of a run of either engine, and its conversion into ``Records``."""
+"""The result of a run of the kernel or of the reference, and its conversion into ``Records``."""
 
 from __future__ import annotations
 

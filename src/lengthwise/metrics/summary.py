@@ -39,7 +39,7 @@ STREAMING_SHARE = 0.4
 
 @dataclass(frozen=True)
 class Cost:
-    """Price of the complete deployment per million delivered tokens of one kind."""
+    """Price of the complete deployment per million delivered tokens: of prompts, of outputs, of both."""
 
     usd_per_million_prompt_tokens: Estimate
     usd_per_million_output_tokens: Estimate

@@ -10,8 +10,8 @@ _UNBOUNDED = 1 << 60
 def rra(waiting, num_running, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2):
     """Phases: B_E new requests are prefilled, then follow N_D iterations of decoding (ExeGPT's RRA).
 
-    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with the prefill of M micro-batches,
-    each an equal part of B_E, while the micro-batch's own decodes rest; N_D rounds of the micro-batches follow. The
+    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with prefills of B_E / M new
+    requests in each micro-batch, whose running decodes pause; N_D rounds of the micro-batches follow. The
     phase ends when every remaining micro-batch has had its N_D iterations, or no request is left; the next one starts
     when a request waits.
     """

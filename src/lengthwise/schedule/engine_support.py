@@ -1,4 +1,4 @@
-"""Schedules that today's engines support, and the nearest of them to one that they do not.
+"""Schedules that today's engines support, and the best of them in place of one that they do not.
 
 The stages of an engine have one tensor-parallel degree, so groups next to single GPUs (partial TP) are not supported.
 Under disaggregation (WAA) vLLM transfers the cache from one prefill stage to one decode stage; several such pairs run

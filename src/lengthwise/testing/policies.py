@@ -34,7 +34,7 @@ _POSITIVE = {"prompt_tokens", "context_tokens", "chunk_tokens", "token_budget", 
 
 
 def calls(policy: Policy, seed: int = 0) -> list[tuple[Any, ...]]:
-    """Return argument lists of the policy's axis, the same for the same seed."""
+    """Return argument lists for the kind of the policy (rank, batching, ...), the same for the same seed."""
     rng = np.random.default_rng(seed)
     parameters = policy.all_parameters if policy.axis == "batching" else ()
     samples = [_arguments(policy.axis, rng, number) for number in range(_CALLS)]

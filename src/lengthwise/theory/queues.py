@@ -3,9 +3,9 @@
 Requests arrive as a Poisson process and have independent sizes. FCFS knows nothing; SJF and SRPT know every size; SPJF
 and SPRPT (Mitzenmacher 2019, "Scheduling with predictions and the price of misprediction") order by predicted sizes.
 
-A replica that serves ``slots`` requests at a time is modelled as one server of ``slots`` times the speed, whose waits
-are scaled by Erlang's C over the load (Lee and Longton 1959: exact for FCFS of exponential times), plus the request's
-own service at the speed of its slot. The model leaves out that steps slow down with the batch, that prefills delay
+For a replica that serves ``slots`` requests at a time, the wait is that at one server of ``slots`` times the speed,
+times Erlang's C over the load (Lee and Longton 1959: exact for FCFS of exponential times); the service time is the
+request's own in a slot. The model leaves out that steps slow down with the batch, that prefills delay
 decodes, that memory may fit fewer than ``slots``, and that preempted requests are recomputed.
 """
 

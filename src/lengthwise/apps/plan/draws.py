@@ -1,4 +1,4 @@
-"""Samples of an application's outcome: which tasks become present, and their lengths."""
+"""Samples of an application's outcome: which tasks occur, and their lengths."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def draw(
 ) -> TaskDraw:
     """Sample presence and lengths of an application's tasks (SamuLLM, section 4.1).
 
-    An output has min(X, max_model_len - prompt) tokens. X is known beforehand, or from its model's distribution and at
-    most max_tokens; prompts contain the outputs of parents. The draws of the first k tasks do not depend on later ones.
-    ``lengths`` and ``max_model_len`` are by model; lengths None: the maximum.
+    An output has min(X, max_model_len - prompt) tokens. X is known, or drawn from the model's distribution, at most
+    max_tokens; prompts contain the outputs of parents. The draws of the first k tasks do not depend on later ones.
+    ``lengths`` and ``max_model_len`` are by model; an entry None: max_tokens.
     """
     length_rng, coin_rng = np.random.default_rng(seed).spawn(2)
     level = np.maximum(length_rng.random(len(tasks)), 2.0**-54)

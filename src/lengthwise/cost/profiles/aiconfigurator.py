@@ -27,9 +27,9 @@ _NCCL = "nccl_perf.parquet"
 def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, version: str) -> Profile:
     """Import the model-independent kernels that AIConfigurator measured on a system with an engine's version.
 
-    GEMM, attention, fused MoE, the engine's own all-reduce (of the next older version that has one, or the oldest), and
-    NCCL's of the newest version. ``folder`` holds h200_sxm/, b200_sxm/ ...; None takes the data of the installed
-    package. Raises ProfileError or UnknownNameError, MissingExtraError without ``folder`` and package.
+    GEMM, attention, fused MoE, the engine's own all-reduce (if missing: of the next older version that has one, or the
+    oldest), and NCCL's of the newest version. ``folder`` holds h200_sxm/, b200_sxm/ ...; None takes the data of the
+    installed package. Raises ProfileError or UnknownNameError, MissingExtraError without ``folder`` and package.
     """
     root = installed_tables() if folder is None else Path(folder)
     if not root.is_dir():

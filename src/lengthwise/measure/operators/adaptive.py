@@ -1,4 +1,4 @@
-"""Choice of points to measure: a coarse grid, then points where interpolation fails and a step spends most."""
+"""Choice of points to measure: a coarse grid, then points where interpolation errors cost a step most."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTEXT_OFFSET = 16  # places a context of 0 on the logarithmic axis
 
 
 def coarse(operator: Operator) -> tuple[Point, ...]:
-    """Return both ends of the range and points 4 times (attention: 8 times) from each other, the smallest first."""
+    """Return both ends of the range and points between them by factors of at most 4 (attention: 8), ascending."""
     ratios, enough = ((4, 2), 4) if len(operator.largest) == 1 else ((8, 4, 2), 8)
     grids = [_places(operator, ratio) for ratio in ratios]
     places = next((grid for grid in grids if len(grid) >= enough), grids[-1])
