@@ -56,7 +56,7 @@ class Fcfs:
     def mark_nonpreemptible(self, now_s, id) -> None:
         self.retained.append(id)
 
-    def queue_full(self, now_s, worker, id, hold_s=0.0) -> None:
+    def on_queue_full(self, now_s, worker, id, hold_s=0.0) -> None:
         self.on_queue_full(now_s, id, 0)
 
     def remove(self, now_s, id) -> None:

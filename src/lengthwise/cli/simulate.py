@@ -40,7 +40,7 @@ def run(
         Path | None,
         Option(
             metavar="FILE.parquet",
-            help="Write the first seed's requests and times; several variants: FILE-NAME.parquet each.",
+            help="Write the first seed's requests and times; with several variants one each, FILE-VARIANT.parquet.",
         ),
     ] = None,
     quiet: Quiet = False,

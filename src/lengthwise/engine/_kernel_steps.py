@@ -64,7 +64,7 @@ def _run_stages(S, D, r, now_s, kv_tokens):
     if S.replicas[r].side == 1:
         return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), 0.0, 0
     prefill_s, pairs, completed = _prompts_cost(S, S.cost)
-    if S.params[0].two_degrees == 1:
+    if S.params[0].has_other_degree == 1:
         return _pipeline_by_stage(S, S.cost, S.other, S.stage_other, r, now_s, kv_tokens), pairs, completed
     decode_s = decode_attention(S.cost, w.decodes, kv_tokens, w.prompts)
     if S.cost.masked_s > 0.0:

@@ -170,7 +170,7 @@ class Replica:
         queue: Its queue, or the central one.
         idle: Residents that are not in flight.
         flights: Steps in the pipeline, the oldest first.
-        round_steps: Last step of the micro-batch whose turns delimit rounds, and the steps that started after it.
+        round_steps: The marked step and those started after it; a round ends when the marked step has ended.
         freed_blocks: Blocks freed so far, less those taken back from the prefix cache.
         incoming: Requests in transfer to this replica, with the times at which they end.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.

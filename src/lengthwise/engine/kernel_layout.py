@@ -38,7 +38,7 @@ slot_t = _record(
 """A request. ``context`` are the tokens that must be in the cache before the next one: prompt and output so far.
 ``transfer_blocks`` of ``prefill_replica`` wait there to be fetched by a replica that decodes; ``cached_blocks`` of a
 preempted request may still be in the cache of replica ``cached_replica``. ``admission``, ``last_preemption`` and
-``return_number`` number all admissions, preemptions and ends of steps of a run; they break ties of victims."""
+``return_number`` number all admissions, preemptions and returns from steps of a run; they break ties of victims."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
@@ -87,7 +87,7 @@ param_t = _record(
     replicas decode_replicas pp max_in_flight stride total_blocks block_size watermark_blocks max_num_seqs
     max_step_seqs token_budget max_model_len closed_loop has_dependents central_queue swap prefix_caching
     rank_every_step needs_peak bins series_bins preempts preemption_interval_steps predicted_window tracks_service
-    counts_steps parameter_0 parameter_1 parameter_2 parameter_3 parameter_4 parameter_5 two_degrees idle_tokens
+    counts_steps parameter_0 parameter_1 parameter_2 parameter_3 parameter_4 parameter_5 has_other_degree idle_tokens
     idle_flags serial_transfers
     """,
     """

@@ -216,7 +216,7 @@ def _param_rows(setup: Setup) -> Array:
             "decode_replicas": setup.remote.params.replicas if setup.remote else 0,
             "stride": _stride(setup),
             "predicted_window": setup.columns.prediction_rows.window,
-            "two_degrees": side.deployment.cost.other is not None,
+            "has_other_degree": side.deployment.cost.other is not None,
             "idle_tokens": side.idle_plan[1],
             "idle_flags": side.idle_plan[2],
             "front_serial_s": front.serial_s,

@@ -287,7 +287,7 @@ class Reference:
             self._to_idle(rep, q)
 
     def _to_idle(self, rep: Replica, q: Request) -> None:
-        """Return a request to the idle ones, after those that are already there."""
+        """Put a request back among those between steps, as the last one."""
         self.returns += 1
         q.return_number = self.returns
         rep.idle.append(q)
@@ -324,7 +324,7 @@ class Reference:
             self.last_service = self.service[tenant]
 
     def _send_next(self, i: int, status: Status, now: float) -> None:
-        """Send the next request of a closed loop, or the dependents of request ``i``, which has ended."""
+        """Act on the end of request ``i``: send the next of a closed loop, and send or reject its dependents."""
         if self.s.params.closed_loop and self.released < len(self.arrival_s):
             self.arrival_s[self.released] = now
             self.released += 1
@@ -438,7 +438,7 @@ class Reference:
         """
         params = rep.s.params
         may_free_seqs = params.preempts or step.flags & contracts.ADMIT_AFTER_PREEMPTION
-        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else no slot can become free.
+        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else no slot becomes free.
             self._update_ranks(rep.queue)
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
         if not (params.preempts and check and rep.queue.waiting):
@@ -553,7 +553,7 @@ class Reference:
     ) -> bool:
         """Give the request its blocks, and preempt idle residents for them; return False if it was preempted itself.
 
-        The only request of a replica needs no reserve, or it could never run (except under FORM_ONCE).
+        The only request of a replica needs no reserve, or it could never run; under FORM_ONCE it needs it, too.
         """
         while rep.free < need or (rep.free < reserve and (reserve_when_alone or len(rep.running) + step.seqs > 1)):
             victim = max(rep.idle, key=self._victim_order)
@@ -703,8 +703,8 @@ class Reference:
         kv_tokens = sum(q.context for q in step.decodes)
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
         rep.run_step(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
-        # Count rounds: ``round_steps[0]`` is the last step of a marked micro-batch, at first the one that prefilled.
-        # When that step has left the pipeline, a round ends and this step is marked.
+        # Count rounds: ``round_steps[0]`` is the marked step, at first the one that prefilled. Once it has left the
+        # pipeline, a round ends and the step launched now is marked.
         rep.phase_steps += 1
         rep.round_steps.append(step)
         if rep.phase_steps == 1 or step.prompts:

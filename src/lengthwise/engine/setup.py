@@ -50,7 +50,7 @@ class Functions(NamedTuple):
 
 
 class PredictionRows(NamedTuple):
-    """Predictions by request and window, as in ``Predictions``; ``window`` 0: one prediction per request."""
+    """Row ``start[i] + w`` predicts request i after ``w * window`` tokens (``Predictions``); ``window`` 0: one each."""
 
     window: int
     start: Array

@@ -35,9 +35,9 @@ def simulate(
         seed: Seed of the routers that draw random numbers; equal inputs give equal bytes.
         time_limit_s: Simulated seconds after which the run stops; requests that are not finished by then are
             UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
-            its end, but its tokens are not counted.
+            its end, but no request gets its tokens.
         strict: Raise after the run if a request could never fit.
-        max_log_steps: The kernel returns its logs only of runs of at most this many steps (and twice as many gaps).
+        max_log_steps: The kernel returns logs only of runs of at most this many steps (and twice as many gaps).
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:

@@ -259,7 +259,7 @@ class Limits:
     header_bytes: int = 32 << 10
     headers: int = 100
     connections: int = 10_000
-    body_s: float = 30.0
+    body_s: float = 30.0  # for a head, for a body, and for a client that takes no data
     messages: int = 4096
     idle_s: float = 75.0  # keep-alive of an idle connection: above that of clients and proxies (60 s)
     # memory of all bodies being read, and of all requests until their response ends (a streamed one: begins):

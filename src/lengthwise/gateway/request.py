@@ -20,13 +20,13 @@ MAX_TOKENS = float(1 << 20)
 
 BLOCK_LETTERS, BLOCK_IDS = 256, 64  # size of a block of text, and of token ids
 
-SIZES = tuple(accumulate(range(23), lambda size, _: max(size + 1, size * 5 // 4), initial=1))
+PREFIX_BLOCKS = tuple(accumulate(range(23), lambda size, _: max(size + 1, size * 5 // 4), initial=1))
 """Lengths of the prompt prefixes that are hashed, in blocks: 1 to 8, then each 25 % longer; up to 60,000 letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """Hashes of a prompt's leading blocks, one for each of SIZES: equal as long as two prompts agree."""
+    """Hashes of a prompt's leading blocks, one for each of PREFIX_BLOCKS: equal as long as two prompts agree."""
 
     keys: tuple[int, ...] = ()
     block_tokens: float = 0.0
@@ -55,7 +55,7 @@ class PrefixHasher:
         """Return the prefix of token ids; other models and tenants get other keys."""
         if len(ids) < BLOCK_IDS:
             return EMPTY
-        ids = ids[: SIZES[-1] * BLOCK_IDS]
+        ids = ids[: PREFIX_BLOCKS[-1] * BLOCK_IDS]
         try:
             kind, packed = "ids", array("I", ids)
         except OverflowError:  # beyond 32 bits, which no engine has: 64 bits of each id, and a kind of their own
@@ -66,7 +66,7 @@ class PrefixHasher:
         digest = self._keyed.copy()
         digest.update(repr(context).encode("utf-8", "surrogatepass"))
         keys = []
-        for before, size in pairwise((0, *SIZES)):
+        for before, size in pairwise((0, *PREFIX_BLOCKS)):
             if size * block > len(prompt):
                 break
             part = prompt[before * block : size * block]
@@ -110,7 +110,7 @@ class ClientRequest:
     headers: list[tuple[str, str]]  # headers for the engine
     client: Client = ANONYMOUS
     memory_bytes: int = 0  # estimated memory of body, text and fields
-    charge: Callable[[Request], None] | None = None  # takes the predicted request out of quotas, or raises
+    charge: Callable[[Request], None] | None = None  # charges the predicted tokens to quotas, or raises
     _fields: dict[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Ticket:
     """An admitted request: it waits, or is at a worker (``worker``, its name at assignment), or is finished.
 
     ``interrupted`` is set when the scheduler preempts the request or its worker is lost: abort there, then ``requeue``.
-    ``on_interrupt`` gets PREEMPTED or WORKER_GONE if the attempt must be aborted at once.
+    ``on_interrupt`` gets PREEMPTED or WORKER_GONE, and may abort the attempt at once.
     """
 
     __slots__ = ("_driver", "_future", "finished", "interrupted", "nonpreemptible", "on_interrupt", "request", "worker")
@@ -100,7 +100,7 @@ class Ticket:
     async def on_queue_full(self, retry_after_s: float = 0.0) -> Ticket:
         """Wait for a worker again after the engine reported a full queue: no failure, and nothing was lost."""
         now_s = self._now_s()
-        self._driver.scheduler.queue_full(now_s, self.current_worker, self.request.id, retry_after_s)
+        self._driver.scheduler.on_queue_full(now_s, self.current_worker, self.request.id, retry_after_s)
         self._driver.listeners.requeued(self.request, "retried", now_s)
         return await self.wait()
 
@@ -118,13 +118,13 @@ class Ticket:
 
     # Called by the driver:
 
-    def assigned(self, worker: str) -> None:
+    def assign(self, worker: str) -> None:
         """Resume the waiting task with its worker."""
         if self._future is not None and not self._future.done():
             self.worker = worker
             self._future.set_result(worker)
 
-    def refused(self, refusal: Refusal, outcome: Outcome, detail: str) -> None:
+    def refuse(self, refusal: Refusal, outcome: Outcome, detail: str) -> None:
         """Refuse the waiting task and end the request."""
         self._fail_waiting(NotServedError(refusal))
         self.end(outcome, detail)
@@ -206,7 +206,7 @@ class SchedulerDriver:
         """Stop deciding; waiting and later requests are refused with 503."""
         self._closed = True
         for ticket in list(self._tickets.values()):
-            ticket.refused(DRAINING, Outcome.FAILED, "the gateway stopped")
+            ticket.refuse(DRAINING, Outcome.FAILED, "the gateway stopped")
         self._stop_timer()
 
     def wake(self) -> None:
@@ -228,14 +228,14 @@ class SchedulerDriver:
             self.listeners.phase(phase)
         for one, refusal in decisions.expire:
             if (ticket := self._tickets.get(one)) is not None:
-                ticket.refused(refusal, Outcome.EXPIRED, refusal.reason)
+                ticket.refuse(refusal, Outcome.EXPIRED, refusal.reason)
         self._interrupt(decisions.preempt, PREEMPTED)
         for one, worker in decisions.assign:
             if (ticket := self._tickets.get(one)) is None:
                 self.scheduler.remove(now_s, one)
             else:
                 self.listeners.dispatched(ticket.request, worker, now_s)
-                ticket.assigned(worker)
+                ticket.assign(worker)
 
     def _interrupt(self, request_ids: Sequence[int], cause: str) -> None:
         for one in request_ids:

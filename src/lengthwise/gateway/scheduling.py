@@ -34,7 +34,7 @@ class WorkerState:
     tokens_per_s: float | None = None
     signals: Signals = Signals()
     epoch: int = 0  # grows with every restart: whatever was in flight before is lost
-    renamed_from: str = ""  # set if the worker leaves as another engine takes its name: that name
+    renamed_from: str = ""  # former name of a worker that drains since another engine took it; "": it stays
     address: str = ""  # a leaving worker and its successor at the same address are one engine; "" unknown
 
 

@@ -12,7 +12,7 @@ from .distribution import Distribution as Distribution
 from .distribution import weighted_quantiles as weighted_quantiles
 from .extrapolation import Extrapolation as Extrapolation
 from .extrapolation import beyond_reach as beyond_reach
-from .extrapolation import worst_of as worst_of
+from .extrapolation import merge_extrapolations as merge_extrapolations
 from .pooling import combine as combine
 from .pooling import difference as difference
 from .pooling import with_model_error as with_model_error

@@ -95,7 +95,7 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolatio
     return tuple(exceeded)
 
 
-def worst_of(runs: Sequence[tuple[Extrapolation, ...]]) -> tuple[Extrapolation, ...]:
+def merge_extrapolations(runs: Sequence[tuple[Extrapolation, ...]]) -> tuple[Extrapolation, ...]:
     """Merge the runs of one variant: sums of the counts, and the largest values."""
     by_bound = {name: [one for run in runs for one in run if one.bound == name] for name in _WORDS}
     return tuple(

@@ -34,7 +34,7 @@ SHARES = {
 """Uses of a stage's time and their columns of ReplicaTotals; the rest is "idle"."""
 
 MFU_AT_FULL_POWER, POWER_EXPONENT = 0.45, 0.7
-STREAMING_SHARE = 0.4
+POWER_SHARE_AT_FULL_BANDWIDTH = 0.4
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def gpu_power_w(gpu: GpuSpec, busy_share: float, mfu: float, mbu: float) -> floa
     if not busy_share > 0:
         return gpu.idle_w
     compute = (mfu / busy_share / MFU_AT_FULL_POWER) ** POWER_EXPONENT
-    activity: float = min(1.0, max(compute, STREAMING_SHARE * mbu / busy_share))
+    activity: float = min(1.0, max(compute, POWER_SHARE_AT_FULL_BANDWIDTH * mbu / busy_share))
     return gpu.idle_w + (gpu.tdp_w - gpu.idle_w) * activity * busy_share
 
 
@@ -193,7 +193,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Counts:
-    """Requests by bucket, adding up to ``arrivals``, summed over seeds.
+    """Requests summed over seeds: finished, rejected, timed out and unfinished ones add up to ``arrivals``.
 
     Requests that had not arrived at the end of the run do not count. The last three are reasons of rejection (a child
     of a parent that did not finish is in ``rejected`` alone): the prompt reaches ``max_model_len``, exceeds the tokens

@@ -141,7 +141,7 @@ def run(
     seeds = range(first_seed, first_seed + count)
     logs = {"max_log_steps": TIMELINE_STEPS} if log_steps else {}
     by_seed = [partial(_simulated, one, seed, with_records=seed == seeds[0], **logs) for seed in seeds for one in built]
-    perturbed_tasks = [_perturbed_runs(one, seeds[0]) for one in built]
+    perturbed_tasks = [_perturbed_tasks(one, seeds[0]) for one in built]
     tasks: list[Callable[[], _Run]] = [
         *by_seed,
         *(task for tasks_of_variant in perturbed_tasks for task in tasks_of_variant),
@@ -156,15 +156,15 @@ def run(
         perturbed = [next(remaining)[1] for _ in tasks_of_variant]
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
-        out_of_range = metrics.worst_of([one for _, _, one in variant_runs])
+        out_of_range = metrics.merge_extrapolations([one for _, _, one in variant_runs])
         records = variant_runs[0][0]
         assert records is not None  # those of the first seed are kept
         outcomes.append(VariantOutcome(variant, records, summaries, summary, out_of_range, len(perturbed)))
     return outcomes
 
 
-def _perturbed_runs(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
-    """Return the runs behind a variant's model intervals."""
+def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
+    """Return the tasks of the runs behind a variant's model intervals."""
     draws = variant.scenario.run.model_draws
     if not variant.deployment.cost.evidence.errors or draws == 0:
         return []

@@ -106,7 +106,7 @@ def test_a_fixed_cap_is_obeyed():
 def test_a_full_engine_queue_is_no_failure():
     made = scheduler(workers=[adapting()], dispatch=Dispatch(start=4))
     assert sent(fill(made, 6)) == [0, 1, 2, 3]
-    made.queue_full(0.5, "w", 3)
+    made.on_queue_full(0.5, "w", 3)
     assert made.position(3) == 0, "back to its place, before those who came later"
     assert sent(made.schedule(0.5)) == [], "the cap is what the engine took"
     assert made.statistics(0.5).workers[0].limit == 3
@@ -121,7 +121,7 @@ def test_a_worker_that_refuses_all_is_tried_ever_more_rarely():
     while now_s < 10.0:
         if sent(made.schedule(now_s)):
             requested.append(now_s)
-            made.queue_full(now_s, "w", 1)
+            made.on_queue_full(now_s, "w", 1)
             made.schedule(now_s)
         now_s = made.next_s(now_s)
     gaps = [b - a for a, b in itertools.pairwise(requested)]

@@ -11,7 +11,7 @@ def test_a_full_engine_gets_nothing_for_the_stated_time_and_two_seconds_at_most(
     made = scheduler("fcfs", workers=[worker("a", cap=4), worker("b", cap=4)])
     made.offer(0.0, request(1))
     ((one, full),) = made.schedule(0.0).assign
-    made.queue_full(1.0, full, one, wanted_s)
+    made.on_queue_full(1.0, full, one, wanted_s)
     other = {"a": "b", "b": "a"}[full]
     for number in range(2, 6):
         made.offer(1.0, request(number, 1.0))
@@ -25,7 +25,7 @@ def test_a_full_engine_without_a_retry_time_is_retried_soon():
     made = scheduler("fcfs")
     made.offer(0.0, request(1))
     made.schedule(0.0)
-    made.queue_full(1.0, "w", 1)
+    made.on_queue_full(1.0, "w", 1)
     assert not made.schedule(1.0)
     assert made.next_s(1.0) == pytest.approx(1.1)
     assert sent(made.schedule(1.1)) == [1]

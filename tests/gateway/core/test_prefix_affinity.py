@@ -12,8 +12,8 @@ from scheduler_worlds import request, scheduler, worker
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.dispatch import DispatchPass, Sessions
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry
-from lengthwise.gateway.core.worker import MAX_BLOCKS, PreemptionCost, PrefixCache, Worker, mean_tokens_per_s
-from lengthwise.gateway.request import EMPTY, SIZES, PrefixHasher, PromptPrefix
+from lengthwise.gateway.core.worker import MAX_KEYS, PreemptionCost, PrefixCache, Worker, mean_tokens_per_s
+from lengthwise.gateway.request import EMPTY, PREFIX_BLOCKS, PrefixHasher, PromptPrefix
 from lengthwise.gateway.scheduling import WorkerState
 
 PRINTS = PrefixHasher(b"a secret of tests")
@@ -172,7 +172,7 @@ def test_the_least_recently_used_is_evicted_first_and_deep_before_shared_blocks(
 
 def test_all_workers_together_remember_so_many_bytes_at_most():
     worker_pool = scheduler("fcfs", workers=[worker(f"w{n}") for n in range(7)]).worker_pool
-    assert sum(one.prefix_cache.max_blocks for one in worker_pool) <= MAX_BLOCKS
+    assert sum(one.prefix_cache.max_keys for one in worker_pool) <= MAX_KEYS
     tracemalloc.start()
     cached = PrefixCache(2_000)
     for number in range(400):
@@ -187,7 +187,7 @@ def test_beginnings_are_alike_as_far_as_the_prompts_are():
     one = PRINTS.of_text("a" * 2000 + "b" * 2000, 1000, model="m")
     other = PRINTS.of_text("a" * 2000 + "c" * 2000, 1000, model="m")
     alike = sum(x == y for x, y in zip(one.keys, other.keys, strict=True))
-    assert SIZES[alike - 1] == 2000 // 256
+    assert PREFIX_BLOCKS[alike - 1] == 2000 // 256
     assert one.block_tokens == 64
     assert len(set(one.keys) | set(other.keys)) == 2 * len(one.keys) - alike
 
@@ -211,7 +211,7 @@ def test_token_ids_are_compared_as_they_are():
     long = PRINTS.of_ids(ids, model="m")
     assert PRINTS.of_ids([*ids[:500], 7, *ids[501:]], model="m").keys[:7] == long.keys[:7]
     assert long.block_tokens == 64
-    assert len(long.keys) == sum(size <= 1000 // 64 for size in SIZES)
+    assert len(long.keys) == sum(size <= 1000 // 64 for size in PREFIX_BLOCKS)
     assert PRINTS.of_ids([1 << 70] * 100, model="m").keys, "whatever a client sends"
     assert PRINTS.of_ids(ids[:63], model="m") == EMPTY
 

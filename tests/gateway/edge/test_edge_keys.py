@@ -67,7 +67,7 @@ def test_all_keys_are_compared_whichever_is_right(clock, monkeypatch):
 
 def test_without_keys_every_client_is_accepted(clock):
     caller = Keys(config(), clock).caller(None, "")
-    assert (caller.key, caller.tenant, caller.can_access("any"), caller.take(0.0)) == (None, 0, True, [])
+    assert (caller.key, caller.tenant, caller.can_access("any"), caller.take_request(0.0)) == (None, 0, True, [])
 
 
 def test_guessing_is_stopped_and_forgiven_after_a_minute(clock):
@@ -103,17 +103,17 @@ def test_addresses_that_are_remembered_are_limited(clock, monkeypatch):
 
 def test_a_bucket_empties_and_fills(clock):
     caller = Keys(config(a_key(rate_rps=2.0, burst=3)), clock).caller(RIGHT, "")
-    left = [dict(caller.take(clock()))[b"x-ratelimit-remaining-requests"] for _ in range(3)]
+    left = [dict(caller.take_request(clock()))[b"x-ratelimit-remaining-requests"] for _ in range(3)]
     assert left == [b"2", b"1", b"0"]
     with pytest.raises(Fault) as caught:
-        caller.take(clock())
+        caller.take_request(clock())
     assert (caught.value.status, caught.value.retry_after_s) == (429, 0.5)
     assert dict(caught.value.all_headers())[b"retry-after"] == b"1"
     clock.now_s += 0.5
-    caller.take(clock())
+    caller.take_request(clock())
     clock.now_s -= 10
     with pytest.raises(Fault):
-        caller.take(clock())
+        caller.take_request(clock())
 
 
 def quoted(caller, clock, *, prompt=10, predicted=90.0, n=1):
@@ -188,7 +188,7 @@ def test_new_keys_take_over_the_buckets_of_those_that_stay(clock):
 def test_a_key_with_a_changed_field_retains_its_count_and_its_bucket(clock):
     before = Keys(config(a_key(rate_rps=0.0, burst=2, concurrency=2)), clock)
     caller = before.caller(RIGHT, "")
-    caller.take(0.0)
+    caller.take_request(0.0)
     with caller:
         after = Keys(config(a_key(rate_rps=0.0, burst=9, concurrency=1)), clock, before)
         with pytest.raises(Fault, match="in progress"), after.caller(RIGHT, ""):

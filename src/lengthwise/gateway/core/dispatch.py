@@ -12,7 +12,7 @@ from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Bins, Queue
 from lengthwise.gateway.core.ranking import Entry, State, TenantService
-from lengthwise.gateway.core.worker import MAX_BLOCKS, Worker, mean_tokens_per_s, without_avoided
+from lengthwise.gateway.core.worker import MAX_KEYS, Worker, mean_tokens_per_s, without_avoided
 from lengthwise.gateway.scheduling import Phase, WorkerState
 
 # Read with every token: a module's name is found faster than a member of an enumeration.
@@ -58,7 +58,7 @@ class WorkerPool:
         self.served_models: set[str] = set()  # of workers that are up
         self.unserved_since_s: dict[str, float] = {}  # of models without a worker that is up, if there was one
         self._models_incomplete = True
-        self._backoff_until_s = -math.inf
+        self._last_backoff_end_s = -math.inf
         self.up: list[Worker] = []
 
     def __iter__(self) -> Iterator[Worker]:
@@ -100,14 +100,14 @@ class WorkerPool:
         leaving = [one for one in self if one.state.renamed_from and one.state.address]
         for worker in self:
             stays, address = not worker.state.renamed_from, worker.state.address
-            worker.leaving = tuple(one for one in leaving if stays and one.state.address == address)
+            worker.predecessors = tuple(one for one in leaving if stays and one.state.address == address)
         for worker in new:
-            if worker.leaving:
-                last = max(worker.leaving, key=lambda one: one.state.epoch)
+            if worker.predecessors:
+                last = max(worker.predecessors, key=lambda one: one.state.epoch)
                 worker.inherit(last)
                 renamed.append((last.name, worker.name))
         for worker in self:
-            worker.prefix_cache.max_blocks = MAX_BLOCKS // len(self._workers)
+            worker.prefix_cache.max_keys = MAX_KEYS // len(self._workers)
         self._update_models(now_s)
         return lost, renamed
 
@@ -120,11 +120,11 @@ class WorkerPool:
         if (worker := self._workers.get(name)) is not None:
             worker.adaptive_limit.back_off(now_s, worker.slots_in_use, retry_after_s)
             if (until_s := worker.backoff_until_s(now_s)) < math.inf:
-                self._backoff_until_s = max(self._backoff_until_s, until_s)
+                self._last_backoff_end_s = max(self._last_backoff_end_s, until_s)
 
     def backoff_until_s(self, now_s: float) -> float:
         """Return when the first worker's backoff ends; inf none backs off."""
-        if now_s >= self._backoff_until_s:
+        if now_s >= self._last_backoff_end_s:
             return math.inf
         return min((worker.backoff_until_s(now_s) for worker in self.up), default=math.inf)
 
@@ -199,7 +199,7 @@ class Sessions:
 
 
 class DispatchPass:
-    """One pass over the queue: a request without a free worker reserves each that it could use, before later ones."""
+    """One pass over the queue: a request that finds no free worker closes all that it could use to later requests."""
 
     def __init__(
         self, up: list[Worker], sessions: Sessions, affinity: float, now_s: float, waiting: Mapping[str, int]

@@ -219,7 +219,7 @@ class Preemption:
         self._bucket.configure(now_s, order.preemptions_per_s)
         self._order = order
         self.gain = interpreted(resolve("preemption", order.preemption))
-        self.request_pass()
+        self.on_order_changed()
 
     def dispatched(self, now_s: float, entry: Entry) -> None:
         """Start a new window for a dispatched request."""
@@ -228,11 +228,11 @@ class Preemption:
         window_end = entry.request.generated_tokens + self._order.window_tokens
         entry.preemption = PreemptionState(window_end, protected_until=window_end if entry.dispatches > 1 else 0)
 
-    def dropped(self) -> bool:
+    def uncount(self) -> bool:
         """Uncount a preemption that cannot be made; return whether a pass should look for another one."""
         self._bucket.take(-1)
         self.count -= 1
-        return self.request_pass()
+        return self.on_order_changed()
 
     def on_progress(self, entry: Entry) -> bool:
         """Return whether the request's window has ended, so that a pass is due."""
@@ -241,9 +241,9 @@ class Preemption:
         entry.preemption.window_end = entry.request.generated_tokens + self._order.window_tokens
         if self._windows:
             self._closed_windows[entry.request.id] = entry
-        return self.request_pass()
+        return self.on_order_changed()
 
-    def request_pass(self) -> bool:
+    def on_order_changed(self) -> bool:
         """Note that ranks may have changed; return whether that matters in this mode."""
         self._requested = self._on_demand or bool(self._closed_windows)
         return self._requested

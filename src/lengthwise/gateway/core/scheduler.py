@@ -107,7 +107,7 @@ class Scheduler:
         else:
             worker.set_prediction(entry, length_prediction)
             self._ranker.update(now_s, entry)
-        if self.preemption.request_pass():
+        if self.preemption.on_order_changed():
             self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))
 
     def on_progress(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
@@ -125,11 +125,11 @@ class Scheduler:
                 self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))
 
     def mark_nonpreemptible(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
-        """Drop a preemption of a request that cannot be resumed elsewhere, and make no other one there."""
+        """The request cannot be resumed elsewhere: drop its preemption, and preempt it no more at this worker."""
         entry = self.entries.get(id)
         worker = None if entry is None else self.worker_pool.of(entry)
         if entry is not None and worker is not None and worker.mark_nonpreemptible(entry):
-            self._changed |= self.preemption.dropped()
+            self._changed |= self.preemption.uncount()
 
     def requeue(self, now_s: float, id: int, generated_tokens: int, *, avoid: str = "") -> None:  # noqa: A002
         """Queue a request again with its retained tokens, after a preemption, a failure or the loss of its worker."""
@@ -152,7 +152,7 @@ class Scheduler:
         self._enqueue(now_s, entry)
         self._changed = True
 
-    def queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> None:  # noqa: A002
+    def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> None:  # noqa: A002
         """Queue a request again whose worker reported a full queue: no failure, but the worker is given fewer."""
         entry = self.entries.get(id)
         if entry is not None:
@@ -182,7 +182,7 @@ class Scheduler:
         lost, renamed = self.worker_pool.update(now_s, states)
         self.dispatcher.rename_workers(renamed, self.entries.values())
         self._next_unserved_check_s = -math.inf  # models may have lost their last worker, or got one
-        self.preemption.request_pass()
+        self.preemption.on_order_changed()
         self._changed = True
         return tuple(entry.request.id for entry in lost)
 
@@ -302,7 +302,7 @@ class Scheduler:
     def _enqueue(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
         self.queue.add(now_s, entry, since_s=since_s)
         if self.queue.is_first(entry):
-            self.preemption.request_pass()
+            self.preemption.on_order_changed()
 
     def _enqueue_batch(self, now_s: float, batch: list[Entry]) -> None:
         self.dispatcher.add_batch(batch)

@@ -14,7 +14,7 @@ import numpy as np
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import PhaseTracker
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
-from lengthwise.gateway.request import SIZES, LengthPrediction, PromptPrefix
+from lengthwise.gateway.request import PREFIX_BLOCKS, LengthPrediction, PromptPrefix
 from lengthwise.gateway.scheduling import Phase, Signals, WorkerNumbers, WorkerState
 
 _SHRINK = 0.75
@@ -45,7 +45,7 @@ class ConcurrencyLimit:
         """Return the limit, at most the worker's slots."""
         return int(self._limit) if slots is None else max(1, min(int(self._limit), slots))
 
-    def used(self, in_flight: int) -> None:
+    def note_in_flight(self, in_flight: int) -> None:
         """Note the number of requests in flight."""
         self._max_used = max(self._max_used, in_flight)
 
@@ -83,15 +83,15 @@ class ConcurrencyLimit:
         self._limit = max(float(self.bounds.min_concurrency), min(self._limit, to))
 
 
-MAX_BLOCKS = 1 << 17  # hashes over all workers: about 25 MB
-_GROWTH = tuple(size - before for before, size in zip((0, *SIZES), SIZES, strict=False))
+MAX_KEYS = 1 << 17  # hashes over all workers: about 25 MB
+_GROWTH = tuple(size - before for before, size in zip((0, *PREFIX_BLOCKS), PREFIX_BLOCKS, strict=False))
 
 
 class PrefixCache:
     """Model of a worker's prefix cache: hashes of the leading blocks of dispatched prompts, least recently used out."""
 
-    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
-        self.max_blocks = max_blocks
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self.max_keys = max_keys
         self.tokens = 0.0
         self._tokens_of: OrderedDict[int, float] = OrderedDict()
 
@@ -101,7 +101,7 @@ class PrefixCache:
     def cached_tokens(self, prefix: PromptPrefix) -> float:
         """Return the leading tokens of a prompt that are probably cached."""
         depth = sum(1 for _ in takewhile(self._tokens_of.__contains__, prefix.keys))
-        return SIZES[depth - 1] * prefix.block_tokens if depth else 0.0
+        return PREFIX_BLOCKS[depth - 1] * prefix.block_tokens if depth else 0.0
 
     def insert(self, prefix: PromptPrefix, max_tokens: float | None = None) -> float:
         """Add a prompt that the worker computes, within ``max_tokens``; return the tokens that were cached before."""
@@ -113,7 +113,7 @@ class PrefixCache:
             else:
                 blocks[key] = tokens = _GROWTH[depth] * prefix.block_tokens
                 self.tokens += tokens
-        while blocks and (len(blocks) > self.max_blocks or (max_tokens is not None and self.tokens > max_tokens)):
+        while blocks and (len(blocks) > self.max_keys or (max_tokens is not None and self.tokens > max_tokens)):
             self.tokens -= blocks.popitem(last=False)[1]
         if not blocks:
             self.tokens = 0.0  # no rounding errors build up
@@ -131,8 +131,8 @@ _MAX_GAP = 4.0
 class PreemptionCost:
     """Observed seconds at a worker: from dispatch to first token (``a + b x``; x: tokens of the context), and per step.
 
-    A preemption costs its slot the idle time until the request has started again, and the complete batch the
-    recomputation. Until enough is observed a prompt token counts as a tenth of an output token.
+    A preemption leaves its slot idle until the request has started again; its recomputation delays the complete
+    batch. Until enough is observed a prompt token counts as a tenth of an output token.
     """
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class Worker:
     """One worker; ``passthrough``: requests are dispatched at once, up to ``state.concurrency`` if that is set.
 
     ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
-    cache of its requests at their end. ``leaving``: workers that are the same engine under
+    cache of its requests at their end. ``predecessors``: workers that are the same engine under
     earlier names; their requests use its slots.
     """
 
@@ -257,7 +257,7 @@ class Worker:
         self.tokens = self.work = self.kv_tokens = 0.0
         self.num_preempting = 0
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
-        self.leaving: tuple[Worker, ...] = ()
+        self.predecessors: tuple[Worker, ...] = ()
         self._passthrough = passthrough
         self.adaptive_limit = ConcurrencyLimit(dispatch)
         # Requests dispatched until this time may have waited in the engine's own queue: their starts are not used.
@@ -289,18 +289,18 @@ class Worker:
             entry.worker = entry.request.dispatch.worker = name
 
     def inherit(self, other: Worker) -> None:
-        """Share the observations of the same engine under the name of a leaving worker."""
+        """Take over what was observed of ``other``, the same engine under its earlier name."""
         self.throughput, self.cost, self.prefix_cache = other.throughput, other.cost, other.prefix_cache
         self.adaptive_limit = other.adaptive_limit
 
     @property
     def slots_in_use(self) -> int:
         """The requests in flight at the engine."""
-        return len(self.active) + sum(len(one.active) for one in self.leaving)
+        return len(self.active) + sum(len(one.active) for one in self.predecessors)
 
     @property
     def _kv_in_use(self) -> float:
-        return self.kv_tokens + sum(one.kv_tokens for one in self.leaving)
+        return self.kv_tokens + sum(one.kv_tokens for one in self.predecessors)
 
     def free_slots(self, now_s: float) -> int:
         """Return how many more requests the worker may be given now."""
@@ -320,7 +320,7 @@ class Worker:
         return self._kv_in_use + entry.kv_tokens <= self.state.kv_tokens
 
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
-        """Return whether a slot is free without victim and preempting requests, and KV cache without the victim."""
+        """Return whether the request fits once the victim (for slots: and all preempting requests) has left."""
         staying = self.slots_in_use - self.num_preempting
         if not self.state.up or staying > self.limit:
             return False
@@ -341,7 +341,7 @@ class Worker:
         q.dispatch.cached_tokens = min(int(cached_tokens), q.prompt_tokens)
         self.active[q.id] = entry
         self._count(entry, 1)
-        self.adaptive_limit.used(self.slots_in_use)
+        self.adaptive_limit.note_in_flight(self.slots_in_use)
         if self._passthrough and self.state.signals.waiting is None and len(self.active) > 1:
             self._engine_queue_until_s = q.dispatch.dispatched_s
         if self.phase_tracker is not None:
@@ -412,7 +412,7 @@ class Worker:
                 ConcurrencyLimit(self.adaptive_limit.bounds),
                 PreemptionCost(),
             )
-            self.prefix_cache = PrefixCache(self.prefix_cache.max_blocks)
+            self.prefix_cache = PrefixCache(self.prefix_cache.max_keys)
         self.state = state
         if state.tokens_per_s is not None:
             self.throughput.report(now_s, state.tokens_per_s)

@@ -76,7 +76,7 @@ class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
     ``handler`` serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``refusal``.
-    ``models`` returns all models, also of unavailable engines, ``entries`` their fields in the engines' own lists,
+    ``models`` returns all models, also of unavailable engines, ``entries`` the fields that engines list for each,
     ``ready`` whether one is available. ``draining`` rejects new requests with 503; ``in_flight`` counts completion
     requests, arriving bodies included.
     """
@@ -198,7 +198,7 @@ class App:
             owner = caller if caller.key else address
             charge = Charge(caller, self._clock, exchange.headers)
             with caller, asgi.BodyReservation(self.body_budget, owner) as reservation, charge:
-                exchange.headers += caller.take(self._clock())
+                exchange.headers += caller.take_request(self._clock())
                 client_request.check_json(headers)
                 body = await exchange.body(self._limits.body_bytes, headers.get(b"content-length"), reservation)
                 exchange.monitor()

@@ -149,7 +149,7 @@ class Caller:
         """Return whether the key gives access to a model."""
         return not self.models or model in self.models
 
-    def take(self, now_s: float) -> list[tuple[bytes, bytes]]:
+    def take_request(self, now_s: float) -> list[tuple[bytes, bytes]]:
         """Take a request out of the token bucket; return the rate limit headers, or raise Fault (429)."""
         key = self.key
         if key is None or math.isinf(key.rate_rps):

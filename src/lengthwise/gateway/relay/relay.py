@@ -280,7 +280,7 @@ class RelayedRequest:
         if out and not self._retry_state_released and response.sent:
             self._release_retry_state(response)
         if response.error is not None:
-            return out  # the next step raises the error, after the output before it
+            return out  # ``_read`` raises the error next, after this output
         if response.finished or (response.complete and not data):
             self._attempt = None
             self._attribution.on_finished()
@@ -370,7 +370,7 @@ class RelayedRequest:
         elif isinstance(problem, UpstreamError):
             return await self._fail_over(problem)
         elif isinstance(problem, EngineRejectedError):
-            await self._resume("retried", avoid=True)
+            await self._requeue("retried", avoid=True)
         elif (cause := str(problem)) in (CLIENT_GONE, SLOW_READER):
             self.end(Outcome.CLIENT_GONE, cause)
             if cause == SLOW_READER:
@@ -380,11 +380,11 @@ class RelayedRequest:
         elif response is not None and (rest := response.missing_end()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
         elif cause == WORKER_GONE:
-            await self._resume("failed_over", avoid=True)
+            await self._requeue("failed_over", avoid=True)
         else:
             if self._attempt_output_started:
                 self._attribution.on_preempted()
-            await self._resume("window" if self._config.order.mode == "windowed" else "preemption")
+            await self._requeue("window" if self._config.order.mode == "windowed" else "preemption")
         return b""
 
     async def _fail_over(self, error: UpstreamError) -> bytes:
@@ -407,10 +407,10 @@ class RelayedRequest:
             after_s = None if error.code else 1.0
             cause = "it sent a malformed event" if error.reason == failures.MALFORMED else str(error)
             raise NotServedError(Refusal(502, error.code or "engine_failed", f"The engine failed: {cause}", after_s))
-        await self._resume("failed_over" if self._output_started else "retried", avoid=True)
+        await self._requeue("failed_over" if self._output_started else "retried", avoid=True)
         return b""
 
-    async def _resume(self, cause: str, *, avoid: bool = False) -> None:
+    async def _requeue(self, cause: str, *, avoid: bool = False) -> None:
         """Return to the queue with the tokens whose text is out; ``avoid``: prefer other workers to the last one."""
         self._close_attempt()
         response = self.response

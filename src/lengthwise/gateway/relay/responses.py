@@ -178,13 +178,13 @@ ID_BYTES = 12  # most bytes of a token id in an event; a prompt has no more toke
 
 
 class TrackedStream(Response):
-    """A stream with known token ids, over one or several attempts; ``prompt_ids`` is the text of a JSON list.
+    """A stream with known token ids, over one or several attempts; ``prompt_ids`` is a JSON list without brackets.
 
     In the first attempt bytes pass, less the token ids if the client did not request them. Later attempts continue by
     ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones. Tokens can be ahead
-    of text, as engines hold back half a character: each attempt starts after the last token whose text has been
-    sent (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``: how
-    many of the last flushed tokens may still lack text, the size of the last chunk if it had several tokens; else 0.
+    of text, as engines hold back half a character: each attempt starts after the last token whose text the
+    engine has given out (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``:
+    how many of the flushed tokens may lack text after all: those of the last chunk if it had several; else 0.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
@@ -433,7 +433,7 @@ class AssembledResponse(TrackedStream):
     def __init__(self, options: ResponseOptions, max_bytes: int, prompt_bytes: int = 0) -> None:
         streamed = ResponseOptions(options.api, stream=True, usage=True, usage_each=False, ids=options.ids)
         super().__init__(streamed, prompt_bytes)
-        self._event_splitter = EventSplitter(self._max_event_bytes)
+        self._output_splitter = EventSplitter(self._max_event_bytes)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._fields: dict[str, Any] = {}
@@ -469,7 +469,7 @@ class AssembledResponse(TrackedStream):
 
     def _collect(self, events: bytes) -> bytes:
         """Add events to the response; return it at its end."""
-        for event in sse.split_events(self._event_splitter.feed(events)) if events else ():
+        for event in sse.split_events(self._output_splitter.feed(events)) if events else ():
             data = sse.event_data(event)
             if data.strip() == "[DONE]":
                 return self._encode()

@@ -1,4 +1,4 @@
-"""Server-sent events of OpenAI-style streams: split, scan, match against a template, rewrite; bytes stay unchanged."""
+"""Server-sent events of OpenAI-style streams: split, scan, match against a template, rewrite; else bytes stay."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _OBJECTS = msgspec.json.Decoder(msgspec.defstruct("AnyObject", []))  # skips fie
 
 
 def before_malformed(events: bytes) -> tuple[bytes, str]:
-    """Return the events before the first malformed one (no JSON object, [DONE] or comment), and its data; "": none."""
+    """Return the events before the first that is neither JSON object, [DONE] nor comment, and its data ("": none)."""
     parts = split_events(events)
     for at, event in enumerate(parts):
         if event.startswith(b"data: {") and _is_object(event[6:]):  # nearly every event: decoded without a copy as text

@@ -21,7 +21,7 @@ from lengthwise.gateway.relay.failures import MALFORMED, STALLED, AttemptInterru
 from lengthwise.schema.errors import InputError
 
 MAX_HEAD_BYTES = 1 << 16
-_PAUSE_BYTES = 1 << 17
+_PAUSE_BYTES, _JOIN_BYTES = 1 << 17, 1 << 17
 _STATUS_WITHOUT_BODY = (204, 304)
 
 
@@ -76,7 +76,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._reset()
         if self._transport is None or self._error is not None:
             raise self._error or BrokenConnectionError("the connection is closed", response_started=False)
-        if len(body) < _PAUSE_BYTES:
+        if len(body) < _JOIN_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.writelines([head, body])
