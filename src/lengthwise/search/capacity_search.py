@@ -275,18 +275,18 @@ def capacity(
     Below ``min_rps``, a rough answer with an unknown half-width suffices. ``each`` maps over the seeds; a thread pool's
     ``map`` runs them in parallel.
     """
-    found, slope, previous, spread = scout(deployment, load, slo_limits), 0.0, math.nan, 0.0
+    found, slope, previous, shorter = scout(deployment, load, slo_limits), 0.0, math.nan, 0.0
     used, most = load.seeds_up_to(seeds), min(MAX_REQUESTS, load.most)
     span_s = max(EXACT_WAIT_SPANS * slo_limits.guard_s, EXACT_JCT_SPANS * found.ceiling.jct_s, MIN_S)
-    first = min(max(2 * MIN_REQUESTS, math.ceil(span_s * found.rate_rps.value)), MAX_REQUESTS)
-    requests = min(int(first), most // 2)
+    requests = min(max(2 * MIN_REQUESTS, math.ceil(span_s * found.rate_rps.value)), MAX_REQUESTS, most // 2)
     while found.rate_rps.value > 0:
         trials = Trials(deployment, load, slo_limits, requests, used, found.effort, each)
         top = trials.ceiling_rps()
         found = replace(found, ceiling=replace(found.ceiling, rate_rps=top))
         rate = largest(trials.usage, found.rate_rps.value, top, 1.025, SEED_TOLERANCE, slope)
-        # The spread of few seeds is small by chance at times, so it counts at least as the shorter runs foretell.
-        spread, slope = max(trials.spread(rate, level), spread / math.sqrt(2)), trials.slope(rate)
+        # The spread of few seeds is small by chance at times, so it counts at least as the runs before foretell.
+        own, slope = trials.spread(rate, level), trials.slope(rate)
+        spread, shorter = max(own, shorter / math.sqrt(2)), own
         drift = math.inf if math.isnan(previous) else abs(rate - previous)
         half = spread + drift + ROOT_ERROR * rate + trials.undetected_growth(rate) * rate
         found = replace(found, rate_rps=Estimate(rate, half), binds=trials.binds, requests=requests)
