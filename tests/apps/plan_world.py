@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from lengthwise import catalog
-from lengthwise.apps.plan.space import Served
+from lengthwise.apps.plan.space import Served, SwitchRates, SwitchTimes
 from lengthwise.schema.app import Cluster, Machine, TaskDraw, Tasks
+
+FAST_DISK = SwitchTimes(rates=SwitchRates(engine_start_s=7.0, disk_bytes_per_s=3.7e9))
+"""Loading that is short beside the work of small tests."""
 
 
 def cluster_of(*gpus, group=2, kinds=("A100-80GB",)):

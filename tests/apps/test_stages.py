@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_world import cluster_of, ensemble, served
+from plan_world import FAST_DISK, cluster_of, ensemble, served
 
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.space import Space
@@ -19,7 +19,7 @@ KIND = "A100-80GB"
 
 def world(counts, seed=0, gpus=4, fast=False, **kw):
     tasks, draw = ensemble(counts, np.random.default_rng(seed), **kw)
-    space = Space(served(len(counts)), cluster_of(gpus))
+    space = Space(served(len(counts)), cluster_of(gpus), FAST_DISK)
     load = load_of(tasks, draw, space.specs)
     return Stages(Runs(load, space, fast=fast))
 

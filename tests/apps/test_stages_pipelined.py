@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_world import cluster_of, draw_of, served, tasks_of
+from plan_world import FAST_DISK, cluster_of, draw_of, served, tasks_of
 
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.evaluate import play, spare_plans
@@ -20,7 +20,7 @@ KIND = "A100-80GB"
 
 def world(tasks, seed=0, gpus=4, fast=False):
     draw = draw_of(tasks, np.random.default_rng(seed))
-    space = Space(served(len(tasks.models)), cluster_of(gpus))
+    space = Space(served(len(tasks.models)), cluster_of(gpus), FAST_DISK)
     load = load_of(tasks, draw, space.specs)
     return tasks, Stages(Runs(load, space, fast=fast))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plan_world import cluster_of, draw_of, ensemble, served, tasks_of
+from plan_world import FAST_DISK, cluster_of, draw_of, ensemble, served, tasks_of
 from simulated_world import fresh
 
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
@@ -35,11 +35,11 @@ def chained(rng):
     return tasks, draw_of(tasks, rng)
 
 
-def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, monitor=None, times=None):
+def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, monitor=None, times=FAST_DISK):
     """(plan, end of the run) of one draw, planned with and run."""
     models, cluster = served(len(tasks.models), "opt-1.3b", "llama-2-13b"), cluster_of(gpus)
     made = plan(tasks, [draw], models, cluster, times=times, options=PlanOptions(method=method, additional=()))
-    space = Space(models, cluster, times or SwitchTimes())
+    space = Space(models, cluster, times)
     placer = ClusterPlacer(cluster, space.seconds)
     work = RunTasks(tasks, Drawn(tasks, draw), expected_tokens([draw]), "planned")
     job = job_of(work, Planned(run_plan_of(made), placer))

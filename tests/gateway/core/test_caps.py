@@ -20,7 +20,7 @@ def found_cap(*, batch=40, polls=200, start=8):
     cap, caps = ConcurrencyLimit(Dispatch(start=start)), []
     for look in range(1, polls):
         in_flight = cap.limit(None)
-        cap.used(in_flight)
+        cap.note_in_flight(in_flight)
         waiting = max(0, in_flight - batch)
         cap.adapt(float(look), Signals(running=in_flight - waiting, waiting=waiting, at_s=look), in_flight)
         caps.append(cap.limit(None))
@@ -38,7 +38,7 @@ def test_the_cap_finds_what_the_engine_runs_at_once(batch, start):
 def test_an_engine_that_reports_nothing_keeps_its_initial_cap():
     cap = ConcurrencyLimit(Dispatch(start=5))
     for look in range(20):
-        cap.used(5)
+        cap.note_in_flight(5)
         cap.adapt(float(look), Signals(at_s=look), 5)
     assert cap.limit(None) == 5
 
@@ -48,7 +48,7 @@ def test_an_engine_that_reports_nothing_keeps_its_initial_cap():
 )
 def test_signs_of_too_many_shrink_the_cap(error):
     cap = ConcurrencyLimit(Dispatch(start=16))
-    cap.used(16)
+    cap.note_in_flight(16)
     cap.adapt(1.0, Signals(waiting=0.0, preemptions=1.0, at_s=1.0), 16)
     before = cap.limit(None)
     cap.adapt(3.0, Signals(**{"preemptions": 1.0, "at_s": 3.0} | error), 16)
@@ -58,7 +58,7 @@ def test_signs_of_too_many_shrink_the_cap(error):
 def test_a_cap_that_is_not_used_does_not_grow():
     cap = ConcurrencyLimit(Dispatch(start=8))
     for look in range(1, 20):
-        cap.used(3)
+        cap.note_in_flight(3)
         cap.adapt(float(look), Signals(waiting=0.0, at_s=look), 3)
     assert cap.limit(None) == 8
 
@@ -66,7 +66,7 @@ def test_a_cap_that_is_not_used_does_not_grow():
 def test_stale_signals_change_nothing():
     cap = ConcurrencyLimit(Dispatch(start=8))
     for look in range(1, 20):
-        cap.used(8)
+        cap.note_in_flight(8)
         cap.adapt(float(look), Signals(waiting=4.0, at_s=1.0), 8)
     assert cap.limit(None) == 6
 
@@ -76,7 +76,7 @@ def test_stale_signals_change_nothing():
 def test_the_cap_stays_within_its_bounds(signals, least):
     cap = ConcurrencyLimit(Dispatch(start=8, min_concurrency=least, max_concurrency=64))
     for look, (waiting, kv_used, preemptions) in enumerate(signals):
-        cap.used(cap.limit(None))
+        cap.note_in_flight(cap.limit(None))
         reported = Signals(waiting=waiting, kv_used=kv_used, preemptions=preemptions, at_s=look)
         cap.adapt(float(look), reported, cap.limit(None))
         if look % 7 == 0:

@@ -178,10 +178,10 @@ def test_quotas_a_day_count_tokens_and_cost(clock):
 def test_new_keys_take_over_the_buckets_of_those_that_stay(clock):
     slow = a_key(rate_rps=0.0, burst=1)
     before = Keys(config(slow), clock)
-    before.caller(RIGHT, "").take(0.0)
+    before.caller(RIGHT, "").take_request(0.0)
     after = Keys(config(OTHER, slow), clock, before)
     with pytest.raises(Fault):
-        after.caller(RIGHT, "").take(1.0)
+        after.caller(RIGHT, "").take_request(1.0)
     assert status(Keys(config(OTHER), clock, after), RIGHT) == 401
 
 
@@ -194,9 +194,9 @@ def test_a_key_with_a_changed_field_retains_its_count_and_its_bucket(clock):
         with pytest.raises(Fault, match="in progress"), after.caller(RIGHT, ""):
             pass
     with after.caller(RIGHT, ""):
-        after.caller(RIGHT, "").take(1.0)
+        after.caller(RIGHT, "").take_request(1.0)
         with pytest.raises(Fault, match="Rate limit"):
-            after.caller(RIGHT, "").take(1.0)
+            after.caller(RIGHT, "").take_request(1.0)
 
 
 def test_the_number_of_a_tenant_is_never_anothers(clock):
