@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from plan_world import cluster_of, served, tasks_of
+from plan_world import FAST_DISK, cluster_of, served, tasks_of
 from simulated_world import World, fresh
 from simulated_world import plan as model_plan
 
@@ -60,9 +60,10 @@ def planned(counts, means):
     """(tasks, draws, space, plan) of models with so many requests whose answers are so long on average."""
     tasks = world(counts)
     lengths, longest = [Geometric(mean) for mean in means], [LONGEST] * len(means)
-    space = Space(served(len(means), "opt-1.3b", "llama-2-13b"), cluster_of(4))
+    space = Space(served(len(means), "opt-1.3b", "llama-2-13b"), cluster_of(4), FAST_DISK)
     draws, truth = ([draw(tasks, lengths, longest, (kind, k)) for k in range(n)] for kind, n in ((0, 2), (1, 8)))
-    made = plan(tasks, draws, space.models, space.cluster, true_draws=truth, options=PlanOptions(additional=()))
+    options = PlanOptions(additional=())
+    made = plan(tasks, draws, space.models, space.cluster, true_draws=truth, times=FAST_DISK, options=options)
     return tasks, draws, space, made
 
 
