@@ -23,6 +23,7 @@ def measured(tool):
     return tool.measure()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric",
     [

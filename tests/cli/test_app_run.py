@@ -161,6 +161,7 @@ def test_answers_retained_by_a_changed_application_are_reported(cli, tmp_path):
     assert [one["text"] for one in outputs(out) if one["call"] == "draft"] == drafts
 
 
+@pytest.mark.slow
 def test_a_full_disk_exits_with_2_and_a_remedy_and_the_run_resumes_when_there_is_room(cli, tmp_path):
     """A file may not grow beyond a size: the ledger holds a part of the answers by then."""
     path, out = write_app(tmp_path, rows=300), tmp_path / "run"

@@ -104,6 +104,7 @@ def test_a_second_run_repeats_nothing(cli, question, tmp_path):
     assert {k: v for k, v in one.items() if k != "effort"} == {k: v for k, v in two.items() if k != "effort"}
 
 
+@pytest.mark.slow
 def test_another_question_is_not_answered_from_the_store(cli, question, tmp_path):
     cli("search", question, "--resume", tmp_path / "retained")
     other = cli("search", question, "--resume", tmp_path / "retained", "--json", "-", "--set", "workload.osl=30")

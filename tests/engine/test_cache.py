@@ -96,6 +96,7 @@ def test_flags_that_change_code_change_the_stamp(copy, monkeypatch):
     assert stamp_of(copy, monkeypatch) != before
 
 
+@pytest.mark.slow
 def test_the_cache_is_written_to_the_configured_folder(tmp_path):
     value, stamp = run(ONE_POLICY, LENGTHWISE_CACHE_DIR=str(tmp_path))
     assert float(value) == 7.0
@@ -124,6 +125,7 @@ def test_a_broken_cache_file_is_recreated(tmp_path):
     assert data.exists()
 
 
+@pytest.mark.slow
 def test_a_helper_edited_in_another_file_is_recompiled(copy, tmp_path):
     """Machine code of a policy is used again until the file of a helper that it calls changes."""
     ranks, helper = copy / "policy" / "ranks.py", copy / "policy" / "scale.py"

@@ -106,6 +106,7 @@ def test_a_search_carries_it_everywhere_and_ranks_the_best_of_each_gpu() -> None
     assert "does not differ significantly" in plan.cause[0]
 
 
+@pytest.mark.slow
 @compiled
 def test_the_number_of_gpus_for_a_rate_carries_it() -> None:
     space = Space({"deployment.gpu": ("A100-80GB",), "engine.max_num_seqs": (8, 64)})

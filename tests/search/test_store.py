@@ -75,6 +75,7 @@ def test_the_first_value_of_a_key_stays(tmp_path):
         assert len(store) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_was_confirmed_as_stored(tmp_path):
     chance = random.Random(5)
     before = 0

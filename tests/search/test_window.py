@@ -140,6 +140,7 @@ METRICS = st.sampled_from(["ttft", "jct", "queueing_delay", "tpot", "tbt"])
 STATISTICS = st.sampled_from(["mean", "p50", "p90", "p99"])
 
 
+@pytest.mark.slow
 @LAW
 @given(workloads(), deployments(), METRICS, STATISTICS, st.lists(st.floats(1e-4, 3.0), min_size=2))
 def test_strains_fall_with_the_bound(workload, deployment, metric, statistic, bounds):

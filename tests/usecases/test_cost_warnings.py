@@ -57,6 +57,7 @@ def requested(source: str):
     return config.loads(REQUESTED, overrides=[f"deployment.cost={source}"])
 
 
+@pytest.mark.slow
 def test_a_simulation_a_capacity_and_an_explanation_warn_of_a_poor_fit(cost):
     scenario = requested(cost(POOR, FitError("rope", 0.01, 0.1)))
     (outcome,) = simulate.run(scenario)
@@ -68,6 +69,7 @@ def test_a_simulation_a_capacity_and_an_explanation_warn_of_a_poor_fit(cost):
         assert "`lengthwise profile fit`" in warning
 
 
+@pytest.mark.slow
 def test_a_search_warns_of_a_poor_fit(cost, tmp_path):
     path, out = tmp_path / "asked.toml", tmp_path / "out.json"
     path.write_text(REQUESTED, "utf-8")

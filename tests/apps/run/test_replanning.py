@@ -129,6 +129,7 @@ def test_lengths_as_planned_trigger_no_replanning(tmp_path, counts):
     assert not [about for finished in ends for about in reported(finished, "replan")]
 
 
+@pytest.mark.slow
 def test_replanning_happens_at_most_as_often_as_allowed(tmp_path):
     counts, means, true = MOVED["four models, one much longer"]
     finished = ran(tmp_path, counts, means, true=true, replans=1)
