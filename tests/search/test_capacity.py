@@ -115,6 +115,13 @@ def test_intervals_contain_the_truth_as_often_as_stated(case):
     assert square < 0.022  # the interval is to be 0.025
 
 
+@pytest.mark.slow
+def test_a_small_spread_by_chance_does_not_end_the_search():
+    """On these loads five seeds agreed by chance after short runs: 10 % too high, with an interval of 2 %."""
+    answer = found("M/D/1 P99", 19).rate_rps
+    assert abs(answer.value - truth("M/D/1 P99")) <= answer.half_width
+
+
 def test_the_interval_is_as_narrow_as_requested_and_the_effort_is_counted():
     answer = found("M/D/1 P99", 0)
     assert answer.rate_rps.half_width <= 0.025 * answer.rate_rps.value

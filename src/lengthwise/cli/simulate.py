@@ -54,7 +54,7 @@ def run(
         scenario = scenario.only(variant)
     if seeds is not None:
         scenario = scenario.with_run(seeds=seeds)
-    names = [effective.name for effective in scenario.by_variant()]
+    names = [expanded.name for expanded in scenario.by_variant()]
     traces, record_files = variant_files(timeline, names), variant_files(records, names, first_unnamed=False)
     outputs.require_outputs(json, report, scenario.files, [*traces.values(), *record_files.values()])
     variants = build(scenario)

@@ -24,7 +24,7 @@ from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
 BUSY_FRONT = 0.7
 """Utilisation of the front end from which on its queue grows fast."""
 TIMELINE_STEPS = 4_000_000
-"""Most steps of a run whose timeline is written."""
+"""Largest step log of a run that is examined step by step: for a timeline, or for the range of measurements."""
 Progress = Callable[[int, int], None]
 
 

@@ -169,7 +169,7 @@ class WorkerPool:
 
 _MAX_SESSIONS = 1 << 16
 _MAX_BLOCKED = 64
-"""Most requests without a place that a pass skips (each reserves the workers that it could use)."""
+"""Most requests without a place that a pass skips (each closes the workers that it could use to later requests)."""
 
 
 class Sessions:
